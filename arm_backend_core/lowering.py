@@ -69,7 +69,7 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        self.builder = Builder(self.graph, target, splits=True)
+        self.builder = Builder(self.graph, target, splits_int32=True)
         self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
         self._tabulated: dict[Univariate, Tensor] = {}  # beside waves of many turns

@@ -42,10 +42,10 @@ LINES_PER_WORKAROUND = 42
 They are counted apart: their number grows with Vela's bugs, not with the operators."""
 
 ONE_WAY = {
-    "_range": "it ends at a depth",
+    "_value_bounds": "it ends at a depth",
     "feeds": "of operators with one operand, by which one path leads to each",
-    "turned": "of operators with one operand, by which one path leads to each",
-    "_widened": "of operators with one operand, by which one path leads to each",
+    "is_permuted": "of operators with one operand, by which one path leads to each",
+    "_is_widened_again": "of operators with one operand, by which one path leads to each",
     "_readers": "of operators with one operand, by which one path leads to each",
     "_is_shared": "a view has one source",
     "_read_after": "a view has one source",

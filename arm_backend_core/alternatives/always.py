@@ -17,11 +17,11 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
-from arm_backend_core.tosa.passes.cse import share_common
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
-from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, filled
-from arm_backend_core.tosa.vela_workarounds.rescales import reads_narrow
+from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
+from arm_backend_core.tosa.vela_workarounds.rescales import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Those whose output takes less than a table's cycle.
@@ -32,7 +32,7 @@ def take_always(graph: Graph, target: Target) -> None:
     """Write these forms wherever they can be."""
     if apply_once(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
-        share_common(graph, target)
+        eliminate_common_subexpressions(graph, target)
     apply_once(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
     if target.hardware.estimates_missing_activation:
         if target.vela == (5, 1):
@@ -72,7 +72,7 @@ def with_product(op: Op, rewriter: Rewriter) -> Value | None:
     lost = is_needed(SCALED_MAXIMUM, b.target) and SCALED_MAXIMUM.find(op, rewriter)
     if not (x.dtype is DType.INT16 or lost) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
         return None
-    return _again(op, b.mul(x, filled(x, 1, x.dtype, b)), b)
+    return _again(op, b.mul(x, broadcast_constant(x, 1, x.dtype, b)), b)
 
 
 def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
@@ -89,12 +89,12 @@ def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
     if not behind_table or x.dtype is not DType.INT16 or op.output.dtype is not DType.INT32 or not plain:
         return None
     readers = rewriter.users(op.output) or ()
-    if any(reads_narrow(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
+    if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
     if b.target.hardware.chains and (1, *x.shape)[-1] == 1:  # a chain takes a RESCALE, and less SRAM
         multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)  # x still, and not by 1
         return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
-    return b.mul(x, filled(x, 1, DType.INT16, b))
+    return b.mul(x, broadcast_constant(x, 1, DType.INT16, b))
 
 
 def bounded(op: Op, rewriter: Rewriter) -> Value | None:

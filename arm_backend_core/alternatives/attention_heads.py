@@ -5,7 +5,7 @@ from __future__ import annotations
 from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
-from arm_backend_core.tosa.passes.split import attributes_part, convolve_part
+from arm_backend_core.tosa.passes.split import slice_attributes, slice_convolution
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
@@ -30,8 +30,8 @@ def heads_of(op: Op, rewriter: Rewriter) -> list[Value] | None:
     parts = []
     for head in range(heads):
         spans = [*((0, n) for n in conv.output.shape[:-1]), (head * size, size)]
-        total = convolve_part(conv, spans[-1], rewriter)
-        attrs = attributes_part(rescale, spans)
+        total = slice_convolution(conv, spans[-1], rewriter)
+        attrs = slice_attributes(rescale, spans)
         part = b.emit("RESCALE", (total,), total.shape, rescale.output.dtype, **attrs)
         parts.append(b.reshape(part, (1, 1, rows, size)))
     return parts
@@ -73,7 +73,7 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
     if image.rank != 4 or tuple(moved.attrs["perms"]) != (0, 2, 1, 3) or image.shape[0] != 1:
         return None
     _, heads, rows, size = image.shape
-    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.longest_kernel:
+    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.max_kernel:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])

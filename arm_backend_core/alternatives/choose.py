@@ -13,7 +13,7 @@ from arm_backend_core.errors import fault
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes import finish
-from arm_backend_core.tosa.passes.cse import share_common
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
 
 #: Tells the price of each graph; None where there is none.
@@ -85,8 +85,8 @@ def _rewrite(graph: Graph, target: Target, form: Alternative, chosen: Collection
     def rule(op: Op, rewriter: Rewriter) -> Value | None:
         return form.rule(op, rewriter) if op in chosen else None
 
-    changed = apply_once(graph, target, {op.kind: [rule] for op in chosen}, anew=True)
-    share_common(graph, target)
+    changed = apply_once(graph, target, {op.kind: [rule] for op in chosen}, no_swaps=True)
+    eliminate_common_subexpressions(graph, target)
     return changed
 
 

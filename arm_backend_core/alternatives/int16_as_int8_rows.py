@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
-from arm_backend_core.tosa.vela_workarounds.arithmetic import filled
+from arm_backend_core.tosa.vela_workarounds.arithmetic import broadcast_constant
 
 #: MACs up to which it is so, and weights from which it is worth it: 5,242 cycles for 128 to 128 channels, here 3,812.
 #: With 512 MACs int16 takes 5,284 for 256 to 256 channels, and this form 6,601.
@@ -41,12 +41,13 @@ def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
     if max(peaks.max(), factors.max(), (peaks * np.ldexp(1.0, -shift) * factors).max()) >= most:
         return None
     whole = b.rescale(x, DType.INT32, 1.0)
-    high = b.rescale(b.sub(whole, filled(x, 128, DType.INT32, b)), DType.INT8, 1 / 256)  # rounds (x - 128) / 256
+    # rounds (x - 128) / 256
+    high = b.rescale(b.sub(whole, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256)
     low = b.rescale(b.sub(whole, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
     none = b.const(np.zeros(1, np.int32), DType.INT32)
     sums = b.conv2d(b.concat([high, low], 2), weight, none, pad=(0, 0, 0, 0))
     upper, lower = (b.slice(sums, (0, 0, row, 0), op.output.shape) for row in range(2))
-    total = b.add(b.mul(upper, filled(upper, 256, DType.INT32, b)), lower)
+    total = b.add(b.mul(upper, broadcast_constant(upper, 256, DType.INT32, b)), lower)
     total = b.add(total, b.const(np.broadcast_to(offsets, op.output.shape), DType.INT32))
     scaled = b.mul(total, b.const(np.broadcast_to(factors, op.output.shape), DType.INT32), shift=shift)
     return b.rescale(scaled, op.output.dtype, 1.0, 0, op.attrs["output_zp"])

@@ -16,7 +16,7 @@ from arm_backend_core.alternatives.split_axes import Piece, as_made, moved, move
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.space_to_depth import fold_stride
-from arm_backend_core.tosa.passes.transpose_form import fastest
+from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
 
 class _Plan(NamedTuple):
@@ -54,7 +54,7 @@ def read_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     if plan.front > 1:
         x = b.transpose(b.reshape(x, (1, plan.front, x.size // plan.front)), (0, 2, 1))
         assert x.producer is not None
-        x = fastest(x.producer, rewriter) or x
+        x = lower_transpose(x.producer, rewriter) or x
     x = b.reshape(x, (n, rows * high, columns, channels))
     count, height, width, _ = weight.shape
     order = (0, 1, *(3 + i for i in plan.rows), 2, *(3 + i for i in plan.channels))
@@ -66,7 +66,7 @@ def read_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
     assert sums.producer is not None
     folded = fold_stride(sums.producer, rewriter)
-    if folded is None and stride * high > b.target.hardware.largest_stride:
+    if folded is None and stride * high > b.target.hardware.max_stride:
         return None
     return b.reshape(folded or sums, op.output.shape)
 

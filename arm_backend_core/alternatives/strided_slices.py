@@ -11,7 +11,7 @@ from arm_backend_core.permutation import Layout
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.transpose_form import fastest
+from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
 _CUTS = ("RESHAPE", "SLICE", "TRANSPOSE")
 #: Elements of which it is looked up where they come from.
@@ -31,7 +31,7 @@ def turn_at_once(op: Op, rewriter: Rewriter) -> Value | None:
     b, (x, shape, perms) = rewriter.build, found
     turned = b.transpose(b.reshape(x, shape), perms)
     if (made := turned.producer) is not None and made.kind == "TRANSPOSE":
-        form = STEPS.rule if b.target.hardware.transposes_by_convolution else fastest
+        form = STEPS.rule if b.target.hardware.transposes_by_convolution else lower_transpose
         turned = form(made, rewriter) or turned
     return b.reshape(turned, op.output.shape)
 

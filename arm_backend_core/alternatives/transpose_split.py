@@ -12,7 +12,7 @@ from collections.abc import Callable
 from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.permutation import Layout, merged
 from arm_backend_core.targets.target import Target
-from arm_backend_core.targets.transpose_swaps import steps
+from arm_backend_core.targets.transpose_swaps import plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
@@ -67,7 +67,7 @@ def _merged(op: Op) -> Path:
 
 def _in_steps(op: Op) -> Path | None:
     x = op.inputs[0]
-    return steps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)
+    return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)
 
 
 MERGED = _form("transpositions of neighbours as one", _merged)

@@ -247,7 +247,7 @@ def _grouped(
     groups = attrs.pop("groups")
     size, results = out_channels // groups, list[Value]()
     if groups > 1 and per_group == 1:
-        step = groups if size == 1 else max((cx.target.hardware.widest_multiplied or image.size) // image.shape[2], 1)
+        step = groups if size == 1 else max((cx.target.hardware.max_depthwise_size or image.size) // image.shape[2], 1)
         for start in range(0, groups, step):
             # PyTorch's output channel is c * M + m, as TOSA's.
             count = min(step, groups - start)
@@ -275,7 +275,7 @@ def _depthwise(
     U85 has it taken apart by Vela: 7x7 by 4 on 56x56x96 in 1,434,111 cycles, by 2 in 136,242.
     """
     hardware = cx.target.hardware
-    most = hardware.largest_stride if hardware.npu else max(stride)
+    most = hardware.max_stride if hardware.npu else max(stride)
     dense = tuple(max(step for step in range(1, most + 1) if full % step == 0) for full in stride)
     value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=dense, **attrs), sums)
     for axis, (full, step) in enumerate(zip(stride, dense, strict=True), 1):

@@ -31,7 +31,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = accumulator(cx, x, weight, bias, filters, slice(None))
-    slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights and filters.size >= 1 << 14
+    slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
     slow = slow and TIMESTEP_SLOT in cx.node.meta  # elsewhere one row has the numbers of every other target
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
         return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)

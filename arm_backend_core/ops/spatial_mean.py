@@ -85,7 +85,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
     (measured with Vela 5.1 on 112x112x32, gate included: 1,279,638 to 877,246 cycles on U55-128).
     """
     batch, height, width, channels = image.shape
-    longest = b.target.hardware.longest_kernel
+    longest = b.target.hardware.max_kernel
     x = FixedPoint.of(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).

@@ -1,4 +1,4 @@
-"""What to compile for, under the names that users of ExecuTorch's Arm backend know."""
+"""Compile specs: what to compile for, with the class and argument names of ExecuTorch's Arm backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.workers.vela import Configuration
 
-#: System configuration and memory mode per family, as Arm's tooling has them.
+#: Default system configuration and memory mode by family, those of Arm's tooling.
 _DEFAULTS = {
     "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
     "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
@@ -27,20 +27,20 @@ GOALS = ("auto", "performance", "size")
 
 
 class ArmCompileSpec(ABC):
-    """Base of the compile specs.
+    """Base class of the compile specs.
 
     Attributes:
-        target: what the hardware can run.
+        target: the target to compile for.
         compiler_flags: flags for the compiler behind TOSA (Vela, the model converter).
     """
 
     class DebugMode(Enum):
-        """How debug information is written: ``JSON`` as a file of its own, ``TOSA`` inside the flatbuffer."""
+        """Where debug information is written: ``JSON`` to a file of its own, ``TOSA`` into the flatbuffer."""
 
         JSON = 1
         TOSA = 2
 
-    #: The backend's name in the program, by which the runtime finds it.
+    #: The backend id in the program, by which the runtime finds the backend.
     backend_id: ClassVar[str]
     _output_format: ClassVar[str]
 
@@ -58,23 +58,23 @@ class ArmCompileSpec(ABC):
 
     @property
     def debug_mode(self) -> ArmCompileSpec.DebugMode | None:
-        """What ``dump_debug_info`` was called with."""
+        """The argument of the last ``dump_debug_info`` call."""
         return self._debug_mode
 
     def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> Self:
-        """Write each delegate's flatbuffer and compiler output to ``output_path``; None writes nothing."""
+        """Write each delegate's flatbuffer and compiler output to ``output_path``; None disables it."""
         self._intermediate_path = None if output_path is None else os.fspath(output_path)
         return self
 
     def get_intermediate_path(self) -> str | None:
-        """The folder that ``dump_intermediate_artifacts_to`` was called with."""
+        """The folder of the last ``dump_intermediate_artifacts_to`` call."""
         return self._intermediate_path
 
     def dump_debug_info(self, debug_mode: ArmCompileSpec.DebugMode | str | None) -> Self:
-        """Write which ATen node each TOSA operator comes from; needs ``dump_intermediate_artifacts_to``.
+        """Write the ATen node of each TOSA operator; needs ``dump_intermediate_artifacts_to``.
 
         Raises:
-            ValueError: ``debug_mode`` is no member of ``DebugMode`` and not the name of one.
+            ValueError: ``debug_mode`` is neither a member of ``DebugMode`` nor the name of one.
         """
         if isinstance(debug_mode, str) and debug_mode in ArmCompileSpec.DebugMode.__members__:
             debug_mode = ArmCompileSpec.DebugMode[debug_mode]
@@ -90,10 +90,10 @@ class ArmCompileSpec(ABC):
         return cls._output_format
 
     def to_list(self) -> list[CompileSpec]:
-        """The key/value pairs that are stored in the program.
+        """The key/value pairs that the program stores.
 
         Raises:
-            ValueError: debug information is asked for without a folder to write it to.
+            ValueError: debug information is requested without a folder for it.
         """
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
@@ -102,7 +102,7 @@ class ArmCompileSpec(ABC):
     def _entries(self) -> dict[str, str]:
         entries = {"tosa_spec": self.tosa_spec}
         if self.compiler_flags:
-            entries["compile_flags"] = " ".join(map(_without_folder, self.compiler_flags))
+            entries["compile_flags"] = " ".join(map(_strip_folder, self.compiler_flags))
         entries["output_format"] = self.get_output_format()
         if self._debug_mode is not None and self._intermediate_path is None:
             raise ValueError("dump_debug_info() needs dump_intermediate_artifacts_to(path)")
@@ -111,8 +111,8 @@ class ArmCompileSpec(ABC):
         return entries
 
 
-def _without_folder(flag: str) -> str:
-    """A folder of this machine says nothing elsewhere, and would make the programs of two machines differ."""
+def _strip_folder(flag: str) -> str:
+    """Remove the folder from a flag: it means nothing on other machines, and would make their programs differ."""
     option, equals, value = flag.rpartition("=")
     return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
@@ -137,25 +137,26 @@ class TosaCompileSpec(ArmCompileSpec):
 class EthosUCompileSpec(ArmCompileSpec):
     """Compile for an Ethos-U with Vela.
 
-    Everything is checked here, by the installed Vela and against the ``.ini`` in use.
+    The constructor checks all arguments with the installed Vela and the ``.ini`` in use.
 
     Args:
         target: the NPU, for example ``ethos-u85-256``.
         system_config: system configuration in the ``.ini``; by default that of Arm's tooling for the family.
         memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
-        config_ini: a file that comes with Vela (``Arm/vela.ini``, the default) or the path of one.
-        search_alternatives: ask Vela what equal forms of operators cost, and take the cheapest; else the usual ones.
-        optimise: "performance", "size" or "auto", the better of both (``forms/goal.py``).
+        config_ini: a file that Vela ships (``Arm/vela.ini``, the default) or the path of one.
+        search_alternatives: let Vela estimate equal alternatives of operators, and take the cheapest; else the default
+            ones.
+        optimise: "performance", "size" or "auto", the better of both (``alternatives/size_or_speed.py``).
 
     Attributes:
-        sram_budget: bytes of SRAM that there are, for the better of both; None for any.
+        sram_budget: available bytes of SRAM, for "auto"; None for no limit.
         accelerator: Vela's name of the NPU.
-        configuration: what Vela's command line made of the arguments.
+        configuration: the arguments as Vela's command line parser returns them.
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
-        ArmBackendError: Vela is not installed, or in a release that is not supported.
+        ArmBackendError: Vela is not installed, or its release is not supported.
     """
 
     backend_id = "EthosUBackend"
@@ -181,7 +182,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.memory_mode = default_mode if memory_mode is None else memory_mode
         chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
         if optimise not in GOALS:
-            raise ValueError(f"optimise={optimise!r}: there is no such goal. Allowed: {', '.join(GOALS)}")
+            raise ValueError(f"optimise={optimise!r}: unknown goal. Allowed: {', '.join(GOALS)}")
         flags = (*vela_config.split_flags(extra_flags or ()), *["--optimise=Size"] * (optimise == "size"))
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, chosen
@@ -198,7 +199,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         return {**super()._entries(), "target": self.accelerator}
 
 
-#: Vela's report of supported operators names these for every family.
+#: Extensions that Vela's report of supported operators names for every family.
 _ETHOS_U_EXTENSIONS = frozenset({"int16", "int4", "doubleround"})
 
 

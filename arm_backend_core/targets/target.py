@@ -1,4 +1,4 @@
-"""What a target can run, in TOSA's terms."""
+"""Compilation target: TOSA profiles, extensions and version, and the hardware family behind them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ _EXTENDING = {
     "": ("variable", "controlflow"),
 }
 EXTENSIONS = tuple(name for names in _EXTENDING.values() for name in names)
-#: The TOSA version that an extension is of, where it is not 1.0.
+#: The first TOSA version with an extension, if it is not 1.0.
 _SINCE = {"mxfp": (1, 1)}
-#: What ExecuTorch calls some of them.
+#: ExecuTorch's names of some extensions.
 SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A TOSA 1.0 profile with its extensions, and the hardware family behind it.
+    """A TOSA profile with its extensions, and the hardware family that executes it.
 
     Attributes:
         name: as the user writes it, for example ``ethos-u55-128`` or ``TOSA-1.0+INT+int16``.
         profiles: subset of {"INT", "FP"} (TOSA 1.0, section 1.5).
         extensions: lower-case names of TOSA extensions, for example ``int16``.
         family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
-        macs: multiplications in a cycle, of an Ethos-U.
-        version: of TOSA; what a later one added is refused.
-        vela: the release of Vela that compiles for it; None if unknown: no bug of any release is then relied on to
-            be mended.
+        macs: MACs per cycle, for an Ethos-U.
+        version: TOSA version; operators of later versions are refused.
+        vela: the release of Vela that compiles for it. None if unknown: then the bugs of all releases are avoided.
 
     Raises:
         ValueError: an Ethos-U without ``macs``, or an unknown family.
@@ -52,11 +51,11 @@ class Target:
         if self.family not in HARDWARE:
             raise ValueError(f"family: there is no hardware {self.family!r} (known: {', '.join(HARDWARE)})")
         if self.hardware.npu and not self.macs:
-            raise ValueError(f"macs: {self.name} needs its number of multiplications in a cycle, for example 128")
+            raise ValueError(f"macs: {self.name} needs its number of MACs per cycle, for example 128")
 
     @property
     def hardware(self) -> Hardware:
-        """What the family lacks and is fast at."""
+        """Limits and costs of the hardware family."""
         return HARDWARE[self.family]
 
     @cached_property
@@ -66,7 +65,7 @@ class Target:
 
     @property
     def version_text(self) -> str:
-        """The TOSA version as it is written, for example ``1.0``."""
+        """The TOSA version as text, for example ``1.0``."""
         return ".".join(map(str, self.version))
 
     @property
@@ -91,7 +90,7 @@ class Target:
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
-        The version is that of what is named: 1.1 with an extension that only its draft has.
+        Version 1.1 is accepted only with an extension of its draft, and such an extension implies it.
 
         Raises:
             ValueError: the version is another one, a part is unknown, or no profile is named.
@@ -100,7 +99,7 @@ class Target:
         later = max((_SINCE.get(part, (1, 0)) for part in parts), default=(1, 0))
         if version not in ("TOSA-1.0", "TOSA-1.0.0") and (version != "TOSA-1.1" or later != (1, 1)):
             only = ", ".join(f"'{name}'" for name in _SINCE)
-            raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0'; 1.1 is written for {only} alone")
+            raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0'; 1.1 is supported with {only} only")
         unknown = [part for part in parts if part not in PROFILES + EXTENSIONS]
         if unknown:
             raise ValueError(
@@ -113,6 +112,6 @@ class Target:
         for part in parts:
             if part in EXTENSIONS and not any(part in _EXTENDING[profile] for profile in ("", *profiles)):
                 raise ValueError(
-                    f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add it, or take '{part}' out"
+                    f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add the profile, or remove '{part}'"
                 )
         return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later, vela)

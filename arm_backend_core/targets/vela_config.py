@@ -1,7 +1,7 @@
-"""What the installed Vela compiles for: NPUs, system configurations, memory modes and flags.
+"""NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
-Nothing here restates Vela's lists. Two rules are added because Vela itself accepts what the hardware cannot
-do; each says so where it stands.
+The lists are Vela's own. Two rules are added where Vela accepts combinations that the hardware does not support;
+comments mark them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
 
-#: What the names of sections in an ``.ini`` begin with.
+#: Prefixes of section names in an ``.ini``.
 SYSTEM, MEMORY = "System_Config.", "Memory_Mode."
-#: Flags that a compile spec sets from its own arguments.
+#: Flags that a compile spec sets from its arguments, and what to use instead.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
     "--system-config": "use the argument 'system_config'",
@@ -34,7 +34,7 @@ _RESERVED = {
 
 @dataclass(frozen=True)
 class Npu:
-    """An NPU that Vela compiles for: ``family`` such as ``ethos-u55``, and its MACs per cycle."""
+    """An NPU that Vela compiles for: its ``family``, such as ``ethos-u55``, and MACs per cycle."""
 
     family: str
     macs: int
@@ -46,7 +46,7 @@ class Npu:
 
 
 def npus() -> tuple[Npu, ...]:
-    """Every NPU that the installed Vela compiles for."""
+    """All NPUs that the installed Vela compiles for."""
     parsed = (name.rsplit("-", 1) for name in vela.offer().accelerators)
     return tuple(Npu(family, int(macs)) for family, macs in parsed)
 
@@ -57,41 +57,41 @@ def families() -> tuple[str, ...]:
 
 
 def macs(family: str) -> tuple[int, ...]:
-    """MACs per cycle that ``family`` is made with.
+    """The MACs per cycle that ``family`` is available with.
 
     Raises:
-        ValueError: there is no such family.
+        ValueError: the family is unknown.
     """
     if family not in families():
-        raise ValueError(_message("family", family, "Vela knows no such NPU", families()))
+        raise ValueError(_format_error("family", family, "Vela knows no such NPU", families()))
     return tuple(npu.macs for npu in npus() if npu.family == family)
 
 
 def npu(target: str) -> Npu:
-    """The NPU called ``target``, in any case.
+    """The NPU called ``target``; case does not matter.
 
     Raises:
         ValueError: it is not a string, the family is unknown, or the family has no such number of MACs.
     """
     names = tuple(item.name for item in npus())
     if not isinstance(target, str):
-        raise ValueError(_message("target", target, "it must be a string", names))
+        raise ValueError(_format_error("target", target, "it must be a string", names))
     if target.lower() in families():
         allowed = tuple(item.name for item in npus() if item.family == target.lower())
-        raise ValueError(_message("target", target, "the number of MACs is missing", allowed))
+        raise ValueError(_format_error("target", target, "the number of MACs is missing", allowed))
     family, _, number = target.lower().rpartition("-")
     if family not in families() or not number.isdigit():
-        raise ValueError(_message("target", target, "Vela knows no such NPU", names))
+        raise ValueError(_format_error("target", target, "Vela knows no such NPU", names))
     if int(number) not in macs(family):
         allowed = tuple(f"{family}-{count}" for count in macs(family))
         nearest = min(macs(family), key=lambda count: abs(count - int(number)))
         reason = f"{family} has no configuration with {number} MACs"
-        raise ValueError(_message("target", target, reason, allowed, f"{family}-{nearest}"))
+        raise ValueError(_format_error("target", target, reason, allowed, f"{family}-{nearest}"))
     return Npu(family, int(number))
 
 
 def shipped_configs() -> tuple[str, ...]:
-    """Configuration files that come with Vela, as ``Arm/vela.ini``."""
+    """Configuration files that Vela ships, as ``Arm/vela.ini``."""
     folder = Path(vela.offer().config_files)
     return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.ini")))
 
@@ -100,21 +100,21 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     """The file that ``config_ini`` names: one that Vela ships, or a path.
 
     Raises:
-        ValueError: there is no such file, it cannot be read, or its name does not end in ``.ini``.
+        ValueError: the file does not exist, cannot be read, or its name does not end in ``.ini``.
     """
     if not isinstance(config_ini, (str, os.PathLike)):
-        raise ValueError(_message("config_ini", config_ini, "it must be a path", shipped_configs()))
-    given = os.fspath(config_ini)
-    tried = (Path(vela.offer().config_files) / given, Path(given).expanduser().absolute())
-    for path in tried if given in shipped_configs() else tried[::-1]:
+        raise ValueError(_format_error("config_ini", config_ini, "it must be a path", shipped_configs()))
+    name = os.fspath(config_ini)
+    candidates = (Path(vela.offer().config_files) / name, Path(name).expanduser().absolute())
+    for path in candidates if name in shipped_configs() else candidates[::-1]:
         if path.is_file():
             if path.suffix != ".ini":
-                raise ValueError(f"config_ini={given!r}: Vela takes only files whose name ends in '.ini'")
+                raise ValueError(f"config_ini={name!r}: Vela takes only files whose name ends in '.ini'")
             if not os.access(path, os.R_OK):
-                raise ValueError(f"config_ini={given!r}: no permission to read '{path}'")
+                raise ValueError(f"config_ini={name!r}: no permission to read '{path}'")
             return path
-    reason = f"no such file; tried {' and '.join(repr(str(path)) for path in tried)}"
-    raise ValueError(_message("config_ini", given, reason, shipped_configs(), what="Shipped with Vela"))
+    reason = f"no such file; tried {' and '.join(repr(str(path)) for path in candidates)}"
+    raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), what="Shipped with Vela"))
 
 
 def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
@@ -143,7 +143,10 @@ def _section_names(path: Path, state: tuple[int, int]) -> tuple[str, ...]:
 def configure(
     target: Npu, system_config: str, memory_mode: str, flags: Iterable[str], config_ini: str | os.PathLike[str]
 ) -> Configuration:
-    """Check the combination with Vela and translate it for the compiler.
+    """Validate the combination with Vela.
+
+    Returns:
+        the configuration for the compiler.
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
@@ -152,24 +155,24 @@ def configure(
     _check_system_config(target, system_config, path)
     modes = sections(path, MEMORY)
     if memory_mode not in modes:
-        raise ValueError(_message("memory_mode", memory_mode, f"it is not in '{path}'", modes))
+        raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
     extra = split_flags(flags)
-    problem = _problem(target, system_config, memory_mode, extra, path)
+    problem = _try_configure(target, system_config, memory_mode, extra, path)
     if isinstance(problem, Configuration):
         return problem
     others = [
         name
         for name in modes
-        if name != memory_mode and isinstance(_problem(target, system_config, name, extra, path), Configuration)
+        if name != memory_mode and isinstance(_try_configure(target, system_config, name, extra, path), Configuration)
     ]
     where = f"{target.name} with system_config='{system_config}'"
     if others:
-        raise ValueError(_message("memory_mode", memory_mode, f"not possible on {where}: {problem}", others))
+        raise ValueError(_format_error("memory_mode", memory_mode, f"not possible on {where}: {problem}", others))
     raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {problem}")
 
 
 def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
-    """Flags as separate words; an entry may hold a flag and its value (``"--optimise Size"``).
+    """Split flags into words; an entry may hold a flag and its value (``"--optimise Size"``).
 
     Raises:
         ValueError: not an iterable of strings, or a flag that another argument sets.
@@ -191,7 +194,7 @@ def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
 def command_line(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str
 ) -> tuple[str, ...]:
-    """Vela's command line for the combination; the flags first, so that none overrides what follows."""
+    """Vela's command line for the combination; user flags come first, so that they override nothing."""
     return (
         *flags,
         f"--accelerator-config={target.name}",
@@ -202,50 +205,51 @@ def command_line(
     )
 
 
-def _problem(
+def _try_configure(
     target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
 ) -> Configuration | str:
-    """The configuration, or why it does not work."""
-    # The database of the optimiser has the figures per layer. It changes nothing in what is compiled.
+    """The configuration, or the reason why Vela refuses it."""
+    # Vela's debug database has the figures per layer. It does not change the compiled program.
     argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
     try:
         configuration = vela.configure(argv)
     except vela.RefusedFlags as error:
-        raise ValueError(_flag_message(str(error), flags, error.flags)) from None
+        raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
     except vela.RefusedConfiguration as error:
-        return _with_reason(target, str(error))
-    # Vela lets the activations of an Ethos-U55 go to a DRAM, if the system configuration has one. The second
-    # AXI port of the U55, where they would go, can only read.
+        return _explain_u55(target, str(error))
+    # Vela places the activations of an Ethos-U55 in DRAM if the system configuration has one. DRAM is behind the
+    # second AXI port, which is read-only on the U55.
     if target.family == "ethos-u55" and configuration.arena_on_second_port:
-        return _with_reason(target, "it places the activations behind the second AXI port")
+        return _explain_u55(target, "it places the activations behind the second AXI port")
     return configuration
 
 
-def _with_reason(target: Npu, problem: str) -> str:
+def _explain_u55(target: Npu, problem: str) -> str:
+    """Add to a message on activations that the Ethos-U55 writes to SRAM only."""
     if target.family == "ethos-u55" and ("arena" in problem or "activations" in problem):
         return f"{problem}. The Ethos-U55 can write to SRAM only, so activations must be kept there"
     return problem
 
 
-def _meant_for(system_config: str) -> str | None:
-    """The family in the name of a system configuration, for example ``ethos-u85``; None when it has none."""
+def _family_in_name(system_config: str) -> str | None:
+    """The family in the name of a system configuration, for example ``ethos-u85``; None if it has none."""
     found = re.match(r"ethos_(u\d+)", system_config, re.IGNORECASE)
     return f"ethos-{found[1].lower()}" if found else None
 
 
 def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     names = sections(path, SYSTEM)
-    # Vela estimates with the clock and the memories of any system configuration, whatever the NPU. Names that
-    # carry a family are meant for that family; a name of the user's own carries none and passes.
-    allowed = [name for name in names if _meant_for(name) in (target.family, None)]
+    # Vela accepts any system configuration for any NPU, and estimates with its clock and memories. A name with a
+    # family is meant for that family; a user-defined name without one is accepted.
+    allowed = [name for name in names if _family_in_name(name) in (target.family, None)]
     if system_config not in names:
-        raise ValueError(_message("system_config", system_config, f"it is not in '{path}'", allowed))
+        raise ValueError(_format_error("system_config", system_config, f"it is not in '{path}'", allowed))
     if system_config not in allowed:
-        reason = f"it describes a system with {_meant_for(system_config)}, but the target is {target.name}"
-        raise ValueError(_message("system_config", system_config, reason, allowed))
+        reason = f"it describes a system with {_family_in_name(system_config)}, but the target is {target.name}"
+        raise ValueError(_format_error("system_config", system_config, reason, allowed))
 
 
-def _flag_message(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
+def _format_flag_error(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
     unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
     nearest = [match for flag in unknown if flag not in known for match in get_close_matches(flag, known, 1)]
@@ -257,7 +261,7 @@ def _flag_message(problem: str, flags: Sequence[str], known: Sequence[str]) -> s
     return message
 
 
-def _message(
+def _format_error(
     argument: str, value: object, reason: str, allowed: Sequence[str], nearest: str | None = None, what: str = "Allowed"
 ) -> str:
     if nearest is None:

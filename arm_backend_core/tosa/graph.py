@@ -1,7 +1,8 @@
-"""The TOSA graph: a small SSA form that lowering writes, passes rewrite and the serializer reads.
+"""The TOSA graph: a small SSA form that lowering emits, passes rewrite and the serializer reads.
 
-Operands that TOSA wants as constants (zero points, shapes, shifts, tables, rescale parameters) are attributes here;
-``signatures`` says how each becomes an operand in the flatbuffer. So a pass sees data flow and nothing else.
+Operands that TOSA requires as constants (zero points, shapes, shifts, tables, rescale parameters) are attributes here;
+each operator's record (``operators``) says how they become operands in the flatbuffer. A pass therefore sees only data
+flow.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from arm_backend_core.dtype import DType
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operator comes from: the fx node, its ATen operator, and line and submodule of the user's model.
+    """Source of an operator: the fx node, its ATen operator, and line and submodule of the user's model.
 
-    ``moves``: it is no arithmetic of that node, but a TRANSPOSE that was written for it.
+    Attributes:
+        moves: the operator is no arithmetic of that node, but a TRANSPOSE that was inserted for it.
     """
 
     node: str
@@ -32,15 +34,15 @@ class Origin:
     moves: bool = False
 
 
-#: The operator of what no node asks for: an input or a constant that is returned as it is.
+#: ``Origin.operator`` of operators that belong to no node: an input or a constant is returned as it is.
 COPY = "copy"
-#: Origins of one operator, each with the work (``Op.work``) that it had there: the shares of what the operator costs.
+#: Origins of one operator with their work (``Op.work``), by which the operator's cost is divided among them.
 Origins = Mapping[Origin, int]
 
 
 @dataclass(eq=False)
 class Value:
-    """One tensor. ``data`` is set for constants; ``producer`` for results of an operator; neither for graph inputs."""
+    """A tensor. ``data`` is set for constants, ``producer`` for results of an operator, neither for graph inputs."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -55,7 +57,7 @@ class Value:
 
     @cached_property
     def content(self) -> tuple[tuple[int, ...], DType, bytes]:
-        """What equal constants have in common: shape, element type, and their bytes or a digest of them."""
+        """A key that equal constants share: shape, element type, and their bytes or a digest of them."""
         assert self.data is not None, f"{self!r} is not constant"
         data = np.ascontiguousarray(self.data)
         short = data.nbytes <= 64
@@ -72,7 +74,7 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """One TOSA operator; every operator here has one result but those that hold graphs, which the last pass writes."""
+    """A TOSA operator. It has one result, except those that the last passes emit (block-scaled casts, control flow)."""
 
     kind: str
     inputs: list[Value]
@@ -83,13 +85,13 @@ class Op:
 
     @property
     def origin(self) -> Origin | None:
-        """The one with most work."""
+        """The origin with the most work."""
         return max(self.origins, key=self.origins.__getitem__, default=None)
 
     @property
     def work(self) -> int:
-        """Multiply-accumulates, of other operators elements of the largest operand or result; at least 1."""
-        if (weight := self.weight) is not None:  # those of one result, for each result; of TRANSPOSE_CONV2D operand
+        """Multiply-accumulates; for other operators the elements of the largest operand or result. At least 1."""
+        if (weight := self.weight) is not None:  # MACs per output position; for TRANSPOSE_CONV2D, per input position
             windows = self.inputs[0] if self.kind == "TRANSPOSE_CONV2D" else self.output
             return windows.size * weight.size // windows.shape[-1] or 1
         if self.kind == "MATMUL":
@@ -98,19 +100,19 @@ class Op:
 
     @property
     def weight(self) -> Value | None:
-        """What a convolution multiplies by: the operand before the bias, or before its own scales."""
+        """The weight of a convolution: the operand before the bias, or before its scales."""
         if "weight_zp" in self.attrs:
             return self.inputs[-2]
         return self.inputs[-3] if "dilation" in self.attrs else None
 
     @property
     def results(self) -> list[Value]:
-        """All of them."""
+        """All results."""
         return [self.output, *self.extra_outputs]
 
     @property
     def graphs(self) -> list[Graph]:
-        """Those that it holds: the branches of a COND_IF."""
+        """The graphs that the operator holds, such as the branches of a COND_IF."""
         return [attr for attr in self.attrs.values() if isinstance(attr, Graph)]
 
     def __repr__(self) -> str:
@@ -119,15 +121,15 @@ class Op:
 
 
 def merge_origins(ops: Iterable[Op]) -> Origins:
-    """The origins of what stands for all of these."""
-    found: Counter[Origin] = Counter()
+    """The origins of an operator that replaces all of these."""
+    total: Counter[Origin] = Counter()
     for op in ops:
-        found.update(op.origins)
-    return found
+        total.update(op.origins)
+    return total
 
 
 def constant(data: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Value:
-    """A constant whose array has the element type that belongs to ``dtype``."""
+    """A constant whose array has the numpy type of ``dtype``."""
     array = np.asarray(data, dtype=dtype.numpy)
     return Value(tuple(array.shape), dtype, name, array)
 
@@ -161,36 +163,36 @@ class Graph:
         return users
 
     def remove_dead(self) -> None:
-        """Drop operators whose result nothing reads."""
+        """Remove operators whose results nothing reads."""
         live = set(self.outputs)
-        kept: list[Op] = []
+        live_ops: list[Op] = []
         for op in reversed(self.ops):
             if not live.isdisjoint(op.results):
                 live.update(op.inputs)
-                kept.append(op)
-        self.ops = kept[::-1]
+                live_ops.append(op)
+        self.ops = live_ops[::-1]
 
     def verify(self) -> None:
-        """Check single assignment and order of definition, in the graphs that operators hold too.
+        """Check single assignment and order of definition, also in the graphs that operators hold.
 
         Raises:
-            AssertionError: a value is read before it is made, or made twice; a pass is wrong.
+            AssertionError: a value is read before its definition, or defined twice; a pass is wrong.
         """
         defined = set(self.inputs)
         for op in self.ops:
             for value in op.inputs:
-                assert value.data is not None or value in defined, f"{op!r} reads {value!r} before it is made"
+                assert value.data is not None or value in defined, f"{op!r} reads {value!r} before its definition"
             for value in op.results:
-                assert value not in defined, f"{op!r} makes {value!r} a second time"
-                assert value.producer is op, f"{value!r} does not know its producer"
+                assert value not in defined, f"{op!r} defines {value!r} a second time"
+                assert value.producer is op, f"{value!r} has a wrong producer"
             for inner in op.graphs:
                 inner.verify()
             defined.update(op.results)
         for value in self.outputs:
-            assert value.data is not None or value in defined, f"output {value!r} is never made"
+            assert value.data is not None or value in defined, f"output {value!r} is not defined"
 
     def walk(self) -> Iterator[Op]:
-        """All operators, those of the graphs that one holds behind it."""
+        """All operators; those of the graphs that an operator holds follow it."""
         for op in self.ops:
             yield op
             for inner in op.graphs:
@@ -200,36 +202,36 @@ class Graph:
 def extract_subgraph(
     inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]
 ) -> Graph:
-    """The operators that compute ``outputs`` from ``inputs``, as a graph of their own.
+    """Copy the operators that compute ``outputs`` from ``inputs`` to a graph of their own.
 
     Args:
-        inputs: values and their names in the new graph; where one stands twice, the first is read.
-        position: orders operators as they are executed.
+        inputs: values and their names in the new graph; of a value that is repeated, the first input is read.
+        position: the execution order of operators.
     """
     graph = Graph()
-    known: dict[Value, Value] = {}
+    mapping: dict[Value, Value] = {}
     for value, name in inputs:
-        known.setdefault(value, graph.add_input(value.shape, value.dtype, name))
+        mapping.setdefault(value, graph.add_input(value.shape, value.dtype, name))
     needed: dict[Op, None] = {}
     pending = list(outputs)
     while pending:
         value = pending.pop()
-        if value in known or value.producer is None or value.producer in needed:
+        if value in mapping or value.producer is None or value.producer in needed:
             continue
         needed[value.producer] = None
         pending += value.producer.inputs
     for op in sorted(needed, key=position):
         results = [Value(value.shape, value.dtype, graph.new_name(op.kind)) for value in op.results]
-        operands = [known.get(value, value) for value in op.inputs]
+        operands = [mapping.get(value, value) for value in op.inputs]
         graph.ops.append(Op(op.kind, operands, results[0], dict(op.attrs), op.origins, results[1:]))
         for value, result in zip(op.results, results, strict=True):
-            known[value], result.producer = result, graph.ops[-1]
-    graph.outputs = [known.get(value, value) for value in outputs]
+            mapping[value], result.producer = result, graph.ops[-1]
+    graph.outputs = [mapping.get(value, value) for value in outputs]
     return graph
 
 
 def prod(values: Iterable[int]) -> int:
-    """Product of integers, 1 for none."""
+    """Product of integers; 1 for none."""
     result = 1
     for value in values:
         result *= value

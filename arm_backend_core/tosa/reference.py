@@ -1,7 +1,7 @@
 """Execute a TOSA flatbuffer on Arm's reference model.
 
-It runs in a process of its own: an index out of range or a damaged flatbuffer can crash it, and what it prints cannot
-be kept from the terminal without taking that from the rest of the process too.
+The model runs in a process of its own. An index out of range or a damaged flatbuffer can crash it, and its output to
+the terminal cannot be suppressed without suppressing that of the whole process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _worker = Worker(Path(workers.__file__).with_name("reference_process.py"))
 
 
 def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Run every operator of the flatbuffer bit-true. Threads wait for each other.
+    """Run every operator of the flatbuffer bit-true. Concurrent calls wait for each other.
 
     Args:
         flatbuffer: TOSA 1.0 graph.
         inputs: arrays in the order of the graph's inputs, in its shapes and element types.
 
     Raises:
-        ArmBackendError: the reference model refused an input, met an error, or crashed; says what it printed.
+        ArmBackendError: the reference model refused an input, reported an error, or crashed; the message has its
+            output.
     """
     arrays = [np.asarray(array, order="C") for array in inputs]
     try:
@@ -44,7 +45,7 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
 
 
 def _reason(log: str) -> str:
-    """What the reference model prints after the condition that failed."""
+    """The line that the reference model prints after the condition that failed."""
     for condition, reason in itertools.pairwise(log.splitlines()):
         if "fails AT" in condition:
             return f": {reason.strip()}"

@@ -1,4 +1,4 @@
-"""TOSA graph -> TOSA flatbuffer, 1.0.0 unless an operator is of the draft of 1.1."""
+"""TOSA serializer: graph to flatbuffer, version 1.0.0 unless an operator needs the 1.1 draft."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from arm_backend_core.tosa.operators import OPERATORS
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
-    """Write ``graph``; inputs and outputs keep their order, equal constants are written once.
+    """Serialize ``graph``; inputs and outputs keep their order, equal constants are stored once.
 
     Args:
-        locations: write each operator's fx node, ATen operator and source line beside it.
+        locations: also write each operator's fx node, ATen operator and source line.
     """
     return _Writer(graph, locations).write()
 
 
-_ENUMERATIONS = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode", "mode": "ResizeMode"}
+_ENUMS = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode", "mode": "ResizeMode"}
 
 
 class _Writer:
@@ -30,15 +30,17 @@ class _Writer:
 
         self.ts = tosa_serializer
         self.locations = locations
-        self.waiting: list[tuple[str, Graph]] = [("", graph)]  # one that an operator holds has a region of its own
-        # The default would be the 1.1 draft, which neither Vela nor the model converter takes.
+        self.waiting: list[tuple[str, Graph]] = [
+            ("", graph)
+        ]  # each graph that an operator holds gets a region of its own
+        # The default is the 1.1 draft, which neither Vela nor the model converter accepts.
         major, minor = _version(graph)
         self.out = tosa_serializer.TosaSerializer(
             "", targetMajor=major, targetMinor=minor, targetPatch=0, targetDraft=minor > 0
         )
 
     def write(self) -> bytes:
-        for region, graph in self.waiting:  # grows
+        for region, graph in self.waiting:  # the loop appends to it
             if region:
                 self.out.startRegion(region)
                 self.out.addBasicBlock(region)
@@ -99,7 +101,7 @@ class _Writer:
         return self._const(constant(data, dtype), "parameter")
 
     def _const(self, value: Value, use: str = "data") -> str:
-        key = use, value.content  # Vela ends where the shift of a MUL is data of another operator
+        key = use, value.content  # Vela aborts if the shift of a MUL is also data of another operator
         if key not in self.constants:
             data = np.asarray(value.data, dtype=value.dtype.numpy, order="C")
             self.constants[key] = self.out.addConst(list(value.shape), self._dtype(value.dtype), data).name
@@ -114,21 +116,21 @@ class _Writer:
         value = op.attrs[name]
         if isinstance(value, DType):
             return self._dtype(value)
-        if name in _ENUMERATIONS:
-            return getattr(getattr(self.ts, _ENUMERATIONS[name]), value)
+        if name in _ENUMS:
+            return getattr(getattr(self.ts, _ENUMS[name]), value)
         if name in ("min_val", "max_val"):
             return list(_scalar_bytes(value, op.output.dtype))
         return value
 
 
 def _version(graph: Graph) -> tuple[int, int]:
-    """The first that has all operators."""
+    """The first version that has all operators."""
     plain = ((OPERATORS[op.kind], [x.dtype for x in op.inputs], op.output) for op in graph.walk() if not op.graphs)
-    return max((record.since(types, result.dtype) for record, types, result in plain), default=(1, 0))
+    return max((record.min_version(types, result.dtype) for record, types, result in plain), default=(1, 0))
 
 
 def _scalar_bytes(value: float, dtype: DType) -> bytes:
-    """CLAMP's bounds are stored as little-endian bytes of the element type."""
+    """CLAMP's bounds as little-endian bytes of the element type."""
     if dtype is DType.BF16:
         return struct.pack("<f", value)[2:]
     return np.asarray(value, dtype=dtype.numpy).tobytes()

@@ -148,7 +148,7 @@ class _Block:
             _check_graphs(op, **graphs)
             return [op]
         record = OPERATORS.get(kind)
-        if record is None or record.mark:
+        if record is None or record.is_placeholder:
             raise PayloadError("the compiler has no such operator")
         data = len(inputs) - len(record.operands)
         wanted = max(data, 1) if record.variadic else len(record.rows[0].inputs)

@@ -157,5 +157,5 @@ def test_refusals() -> None:
         MXConfig("fp8")
     with pytest.raises(ValueError, match="'forward' is captured already"):
         export(program, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3"), (x,))
-    with pytest.raises(ValueError, match=r"must start with 'TOSA-1\.0'; 1\.1 is written for 'mxfp' alone"):
+    with pytest.raises(ValueError, match=r"must start with 'TOSA-1\.0'; 1\.1 is supported with 'mxfp' only"):
         Target.from_tosa_spec("TOSA-1.1+FP")

@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes.branches import write_branches
+from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
@@ -93,7 +93,7 @@ def _branches() -> Graph:
         return chosen
 
     written = graph(body, ((1, 1), DType.BOOL), ((2, 3), DType.INT32), target=_CONTROL)
-    write_branches(written, _CONTROL)
+    outline_control_flow(written, _CONTROL)
     assert written.ops[0].kind == "COND_IF"
     return written
 
@@ -176,5 +176,5 @@ def test_the_fields_of_attributes_are_those_of_the_schema() -> None:
     """Numbers of fields are places in the records."""
     known = tables(Path(ts.__file__).parents[1].joinpath("bin/tosa.fbs").read_text())
     for record in OPERATORS.values():
-        if not record.mark:
+        if not record.is_placeholder:
             assert tuple(known[f"{record.attribute}Attribute"]) == record.fields, record.kind

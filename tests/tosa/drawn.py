@@ -34,7 +34,9 @@ Parts = tuple[list[Value], dict[str, Any]]
 _EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+int4+bf16+doubleround")
 _OTHERS = tuple(Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("INT", "FP", "INT+int16", "FP+bf16"))
 #: Operators of TOSA 1.0, and the types that they have; tests/ops/test_block_scaled.py has those of the draft of 1.1.
-_KINDS = sorted(kind for kind, x in OPERATORS.items() if not x.mark and any(row.version == (1, 0) for row in x.rows))
+_KINDS = sorted(
+    kind for kind, x in OPERATORS.items() if not x.is_placeholder and any(row.version == (1, 0) for row in x.rows)
+)
 _TYPES = [dtype for dtype in DType if any(dtype in row.inputs for kind in _KINDS for row in OPERATORS[kind].rows)]
 #: Operators in one graph: tosa-opt takes longer to start than to check a thousand.
 _BATCH = 100

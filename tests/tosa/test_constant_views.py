@@ -18,7 +18,7 @@ from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.builder import Array, Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import constant_views
-from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
+from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export
 from tests.graphs import family, graph, tosa_opt
@@ -88,14 +88,14 @@ def test_other_bytes_are_other_constants() -> None:
     made.ops = [op for op in made.ops if op.kind != "CONV2D" or op.inputs[0] is not made.inputs[1]]
     made.outputs = made.outputs[:2]
     kinds = [op.kind for op in made.ops]
-    share_constant_bytes(made, INTEGER)
+    deduplicate_constants(made, INTEGER)
     assert [op.kind for op in made.ops] == kinds
 
 
 def test_npus_have_weights_of_their_own() -> None:
     made = graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=family("ethos-u85"))
     kinds = [op.kind for op in made.ops]
-    share_constant_bytes(made, family("ethos-u85"))
+    deduplicate_constants(made, family("ethos-u85"))
     assert [op.kind for op in made.ops] == kinds
 
 

@@ -15,7 +15,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.passes import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
-from arm_backend_core.tosa.passes.transpose_form import slice_after_transposes
+from arm_backend_core.tosa.passes.transpose_form import sink_slices
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import compiles, graph
 
@@ -274,7 +274,7 @@ def test_slice_goes_behind_the_transpose() -> None:
     net = Net(U55)
     x = net.b.slice(net.input(1, 3, 16, 16), (0, 0, 0, 0), (1, 3, 15, 15))
     net.graph.outputs = [net.b.transpose(x, NHWC)]
-    slice_after_transposes(net.graph, U55)
+    sink_slices(net.graph, U55)
     net.graph.remove_dead()
     assert net.kinds()[-1] == "SLICE"
 

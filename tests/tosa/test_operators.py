@@ -17,7 +17,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
-from arm_backend_core.tosa.operators.record import ANY, define, same_shape
+from arm_backend_core.tosa.operators.record import ANY, broadcast_shape, define
 from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import EVERYTHING, Body, Input, graph, program, tosa_opt
@@ -39,11 +39,11 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
 )
 def test_mistakes_in_a_record_are_errors(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        define(kind, rows, [ANY], same_shape, **facts)
+        define(kind, rows, [ANY], broadcast_shape, **facts)
     assert "NEW" not in OPERATORS
 
 
-@pytest.mark.parametrize("kind", [kind for kind, record in OPERATORS.items() if not record.mark])
+@pytest.mark.parametrize("kind", [kind for kind, record in OPERATORS.items() if not record.is_placeholder])
 def test_records_are_those_of_the_flatbuffer(kind: str) -> None:
     record = OPERATORS[kind]
     assert hasattr(tosa_serializer.Op, kind)
@@ -284,6 +284,6 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
     with pytest.raises(Unsupported, match=reason):
         graph(body, (shape, dtype), target=target)
-    monkeypatch.setattr(builder, "write_refusal", lambda target, op: None)
+    monkeypatch.setattr(builder, "emission_refusal", lambda target, op: None)
     complaint = tosa_opt(serialize(graph(body, (shape, dtype), target=target)), target)
     assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint

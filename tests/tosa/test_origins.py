@@ -10,8 +10,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Value
 from arm_backend_core.tosa.passes import run, simplify
-from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout_choice import choose_layouts
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.layout_choice import assign_layouts
 from arm_backend_core.tosa.passes.table import compose_tables
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+doubleround")
@@ -98,7 +98,7 @@ def test_a_transpose_that_arithmetic_takes_in_costs_nothing() -> None:
     back = t.of("conv").transpose(turned, (0, 2, 3, 1))
     t.returns(t.of("conv").conv2d(back, weight, bias, pad=[1] * 4))
     simplify(t.graph, TARGET)
-    choose_layouts(t.graph, TARGET)
+    assign_layouts(t.graph, TARGET)
     assert t.origins()[-1] == ("CONV2D", ["conv"])
 
 
@@ -106,7 +106,7 @@ def test_equal_operators_are_one_of_both() -> None:
     t = Traced()
     x = t.input(4)
     t.returns(t.of("a", 3).unary("ABS", x), t.of("b", 5).unary("ABS", x))
-    share_common(t.graph, TARGET)
+    eliminate_common_subexpressions(t.graph, TARGET)
     assert t.origins() == [("ABS", ["a", "b"])]
 
 

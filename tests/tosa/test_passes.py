@@ -16,10 +16,10 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import RULES, run, simplify
 from arm_backend_core.tosa.passes import check as legal
-from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
-from arm_backend_core.tosa.passes.layout_modes import through_reshape
-from arm_backend_core.tosa.passes.merge import groups
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_modes import propagate_through_reshape
+from arm_backend_core.tosa.passes.merge import reshape_groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, rewrite_to_fixpoint
 from arm_backend_core.tosa.passes.table import compose_tables
@@ -121,16 +121,16 @@ def check(net: Net, *outputs: Value, passes: Callable[[Graph, Target], None] = r
 
 
 def test_groups_are_the_shortest_runs() -> None:
-    assert groups((1, 4, 6, 5), (1, 24, 5)) == [([0], [0]), ([1, 2], [1]), ([3], [2])]
-    assert groups((6, 4), (4, 6)) == [([0, 1], [0, 1])]
-    assert groups((2, 1, 3), (2, 3)) == [([0, 1], [0]), ([2], [1])]
-    assert groups((), (1, 1)) == [([], [0, 1])]
+    assert reshape_groups((1, 4, 6, 5), (1, 24, 5)) == [([0], [0]), ([1, 2], [1]), ([3], [2])]
+    assert reshape_groups((6, 4), (4, 6)) == [([0, 1], [0, 1])]
+    assert reshape_groups((2, 1, 3), (2, 3)) == [([0, 1], [0]), ([2], [1])]
+    assert reshape_groups((), (1, 1)) == [([], [0, 1])]
 
 
 def test_layout_passes_reshape_only_when_joined_dimensions_stay_together() -> None:
-    assert through_reshape((2, 8, 3, 4), (2, 8, 12), NHWC) == (0, 2, 1)
-    assert through_reshape((2, 8, 12), (2, 8, 3, 4), (0, 2, 1)) == NHWC
-    assert through_reshape((2, 8, 3, 4), (2, 96), NHWC) is None
+    assert propagate_through_reshape((2, 8, 3, 4), (2, 8, 12), NHWC) == (0, 2, 1)
+    assert propagate_through_reshape((2, 8, 12), (2, 8, 3, 4), (0, 2, 1)) == NHWC
+    assert propagate_through_reshape((2, 8, 3, 4), (2, 96), NHWC) is None
 
 
 def test_constants_fold() -> None:
@@ -188,7 +188,7 @@ def test_equal_operators_are_shared() -> None:
     x = net.input(2, 6)
     parts = [net.b.table(net.b.reverse(x, 1), np.arange(256) // 2) for _ in range(3)]
     other = net.b.table(net.b.reverse(x, 0), np.arange(256) // 2)
-    assert check(net, net.b.concat([*parts, other], 0), passes=share_common) == [
+    assert check(net, net.b.concat([*parts, other], 0), passes=eliminate_common_subexpressions) == [
         "REVERSE",
         "TABLE",
         "REVERSE",
@@ -374,7 +374,7 @@ def test_a_graph_that_no_target_may_have_is_not_left_by_the_passes() -> None:
     net = Net()
     y = net.table(net.input(2, 4))
     net.graph.outputs = [y, y]
-    with pytest.raises(AssertionError, match="two outputs are one value"):
+    with pytest.raises(AssertionError, match="two outputs are the same value"):
         legal(net.graph, TARGET)
     net.graph.outputs = [y]
     net.graph.ops[0].attrs["table"] = np.zeros(3, np.int8)
@@ -412,7 +412,9 @@ def test_equal_operators_on_large_constants_are_shared() -> None:
     x = net.input(300, 300)
     weights = net.rng.integers(-128, 128, (300, 300))
     parts = [net.b.concat([x, net.b.const(weights, DType.INT8)], 0) for _ in range(2)]
-    kinds = check(net, net.b.concat([net.b.reverse(part, 0) for part in parts], 1), passes=share_common)
+    kinds = check(
+        net, net.b.concat([net.b.reverse(part, 0) for part in parts], 1), passes=eliminate_common_subexpressions
+    )
     assert kinds == ["CONCAT", "REVERSE", "CONCAT"]
 
 
@@ -553,7 +555,7 @@ def test_repeating_the_layout_pass_changes_nothing() -> None:
     y = inverted_residual(net, net.conv(net.input(2, 3, 8, 8), 16, 3), 16, 24)
     check(net, y)
     before = list(map(repr, net.graph.ops))
-    choose_layouts(net.graph, TARGET)
+    assign_layouts(net.graph, TARGET)
     assert list(map(repr, net.graph.ops)) == before
 
 

@@ -14,8 +14,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import HARDWARE_PASSES, LAST_PASSES, PASSES, Step, run
-from arm_backend_core.tosa.passes.stages import COUNTED, LOWERED, WRITTEN, StageChecker
+from arm_backend_core.tosa.passes import HARDWARE_PASSES, LAST_PASSES, PASSES, ScheduledPass, run
+from arm_backend_core.tosa.passes.stages import BOOLEANS_LOWERED, FINAL, LOWERED, StageChecker
 from tests.graphs import family, graph
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int4")
@@ -53,52 +53,54 @@ def _with_four_bits(net: Graph, target: Target) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_with_identity, r"behind _with_identity there may be no .* = IDENTITY"),
-        (_with_wrong_table, r"behind _with_wrong_table: .* = TABLE.*: .*"),
-        (_with_mark, r"behind _with_mark: .* = LOOP_IN.* needs TOSA"),
-        (_with_four_bits, r"behind _with_four_bits: INT4 in .* = CONCAT"),
+        (_with_identity, r"after _with_identity: IDENTITY is not allowed at this stage: .* = IDENTITY"),
+        (_with_wrong_table, r"after _with_wrong_table: .* = TABLE.*: .*"),
+        (_with_mark, r"after _with_mark: .* = LOOP_IN.* needs TOSA"),
+        (_with_four_bits, r"after _with_four_bits: INT4 is not allowed at this stage: .* = CONCAT"),
     ],
 )
 def test_the_pass_that_broke_the_graph_is_named(
     change: Callable[[Graph, Target], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passes, "HARDWARE_PASSES", (Step(change, "for the test", COUNTED), *HARDWARE_PASSES))
+    monkeypatch.setattr(
+        passes, "HARDWARE_PASSES", (ScheduledPass(change, "for the test", BOOLEANS_LOWERED), *HARDWARE_PASSES)
+    )
     with pytest.raises(AssertionError, match=message):
         run(graph(_moved, X, target=TARGET), TARGET)
 
 
 def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    monkeypatch.setattr(passes, "LAST_PASSES", (*LAST_PASSES, Step(_with_wrong_table, "for the test", WRITTEN)))
-    with pytest.raises(AssertionError, match=r"behind all passes: .* = TABLE"):
+    monkeypatch.setattr(passes, "LAST_PASSES", (*LAST_PASSES, ScheduledPass(_with_wrong_table, "for the test", FINAL)))
+    with pytest.raises(AssertionError, match=r"after all passes: .* = TABLE"):
         run(graph(_moved, X, target=TARGET), TARGET)
 
 
 def test_stages_follow_one_another() -> None:
     """What one stage has ended, none behind it allows; the passes that are repeated end booleans in each round."""
     steps = [*PASSES, *HARDWARE_PASSES, *LAST_PASSES]
-    marks = [step.behind.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
+    marks = [step.stage_after.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
     assert all(later <= earlier for earlier, later in pairwise(marks))
     assert marks[-1] == frozenset()
-    booleans = [step.behind.booleans for step in steps]
+    booleans = [step.stage_after.booleans for step in steps]
     assert booleans == sorted(booleans, reverse=True)
-    assert steps[-1].behind == WRITTEN
+    assert steps[-1].stage_after == FINAL
 
 
 def test_booleans_wait_on_hardware_without_them() -> None:
     u55 = family("ethos-u55-128")
     net = graph(lambda b, x, y: b.compare("GREATER", x, y), ((2, 8), DType.INT32), ((2, 8), DType.INT32), target=u55)
     StageChecker(u55).check(net, LOWERED, "lowering")
-    with pytest.raises(AssertionError, match=r"behind a pass: .* has no GREATER in hardware"):
-        StageChecker(u55).check(net, COUNTED, "a pass")
+    with pytest.raises(AssertionError, match=r"after a pass: .* has no GREATER in hardware"):
+        StageChecker(u55).check(net, BOOLEANS_LOWERED, "a pass")
 
 
 def test_an_operator_that_was_changed_is_checked_again() -> None:
     net, checker = graph(_moved, X, target=TARGET), StageChecker(TARGET)
-    checker.check(net, COUNTED, "one pass")
+    checker.check(net, BOOLEANS_LOWERED, "one pass")
     _with_wrong_table(net, TARGET)
-    with pytest.raises(AssertionError, match=r"behind another: .* = TABLE"):
-        checker.check(net, COUNTED, "another")
+    with pytest.raises(AssertionError, match=r"after another: .* = TABLE"):
+        checker.check(net, BOOLEANS_LOWERED, "another")
 
 
 # -- graphs in operators -------------------------------------------------------------------------------------
@@ -122,15 +124,15 @@ def _branches(net: Graph) -> tuple[Graph, Graph]:
 
 
 def test_branches_are_legal() -> None:
-    StageChecker(BRANCHES).check(_conditional(), WRITTEN, "all")
+    StageChecker(BRANCHES).check(_conditional(), FINAL, "all")
 
 
 def test_operators_of_branches_are_checked() -> None:
     net = _conditional()
     clamp = next(op for op in net.walk() if op.kind == "CLAMP")
     clamp.attrs = {**clamp.attrs, "min_val": 5.0}
-    with pytest.raises(AssertionError, match=r"behind all: .* = CLAMP"):
-        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+    with pytest.raises(AssertionError, match=r"after all: .* = CLAMP"):
+        StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
 def test_results_of_branches_are_distinct() -> None:
@@ -138,7 +140,7 @@ def test_results_of_branches_are_distinct() -> None:
     then, _ = _branches(net)
     then.outputs = [then.inputs[0]]
     with pytest.raises(AssertionError, match="an output is no operator's"):
-        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+        StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
 def test_branches_are_in_execution_order() -> None:
@@ -146,7 +148,7 @@ def test_branches_are_in_execution_order() -> None:
     _, other = _branches(net)
     (add,) = other.ops
     add.inputs[0] = Value((2, 8), DType.FP32, "nobody's")
-    with pytest.raises(AssertionError, match="before it is made"):
+    with pytest.raises(AssertionError, match="before its definition"):
         net.verify()
 
 
@@ -155,17 +157,17 @@ def test_branches_fit_their_operator() -> None:
     then, _ = _branches(net)
     then.inputs[0].shape = (2, 9)
     with pytest.raises(AssertionError, match=r"COND_IF with .* \(as many, of the same shapes and types"):
-        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+        StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
 def test_branches_have_one_boolean() -> None:
     net = _conditional()
     net.ops[-1].inputs[0] = Value((2, 8), DType.BOOL, "several")
     with pytest.raises(AssertionError, match=r"COND_IF by several.* \(one boolean\)"):
-        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+        StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
 def test_branches_need_their_extension() -> None:
     without = replace(BRANCHES, extensions=frozenset())
     with pytest.raises(AssertionError, match="COND_IF needs TOSA EXT-CONTROLFLOW"):
-        StageChecker(without).check(_conditional(), WRITTEN, "all")
+        StageChecker(without).check(_conditional(), FINAL, "all")

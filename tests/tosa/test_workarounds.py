@@ -19,9 +19,9 @@ from arm_backend_core.tosa.vela_workarounds import catalog
 from arm_backend_core.tosa.vela_workarounds.catalog import (
     WORKAROUNDS,
     apply_vela_workarounds,
-    check_mistakes,
+    assert_no_vela_bugs,
     check_names,
-    find_mistakes,
+    find_vela_bugs,
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import Workaround
 from arm_backend_core.workers.vela import RELEASES, Release
@@ -55,11 +55,11 @@ def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_mistakes.Mistak
     for accelerator in row.accelerators:
         target, graph = family(accelerator, release), graphs.graph(row.body, *row.inputs)
         graph.remove_dead()
-        found = find_mistakes(graph, target)
+        found = find_vela_bugs(graph, target)
         assert bool(found) == (accelerator in row.wrong_with(release)), (accelerator, found)
         apply_vela_workarounds(graph, target)
         graph.verify()
-        check_mistakes(graph, target)
+        assert_no_vela_bugs(graph, target)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -69,21 +69,21 @@ def test_every_mistake_has_a_graph(release: Release) -> None:
         for accelerator in row.wrong_with(release):
             graph = graphs.graph(row.body, *row.inputs)
             graph.remove_dead()
-            found |= {mistake.name for mistake in find_mistakes(graph, family(accelerator, release))}
+            found |= {mistake.name for mistake in find_vela_bugs(graph, family(accelerator, release))}
     assert found == {mistake.name for mistake in WORKAROUNDS if release in mistake.releases}
 
 
 def test_of_a_release_that_is_not_known_all_is_found() -> None:
     for row in (row for row in vela_mistakes.MISTAKES if row.name in ("activation", "rescaled_part")):
         graph = graphs.graph(row.body, *row.inputs)
-        assert {mistake.name for mistake in find_mistakes(graph, replace(U55, vela=None))} == {row.name}
+        assert {mistake.name for mistake in find_vela_bugs(graph, replace(U55, vela=None))} == {row.name}
 
 
 def test_check_names_what_is_left() -> None:
     row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
     graph = graphs.graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
-        check_mistakes(graph, U55)
+        assert_no_vela_bugs(graph, U55)
 
 
 def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,16 +110,16 @@ def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _refused),))
-    with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be written otherwise: no such operator"):
+    with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be rewritten: no such operator"):
         apply_vela_workarounds(graphs.graph(_copied, X), U55)
 
 
 @pytest.mark.parametrize(
     ("known", "named", "message"),
     [
-        ((), ("typo",), "names what no workaround is for: typo"),
-        (("one", "two"), ("one",), "no Hardware.vela_bugs names two"),
-        (("one", "one"), ("one",), "mistakes of one name: one"),
+        ((), ("typo",), "names bugs without a workaround: typo"),
+        (("one", "two"), ("one",), "workarounds that no Hardware.vela_bugs names: two"),
+        (("one", "one"), ("one",), "several workarounds have the same name: one"),
     ],
 )
 def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:

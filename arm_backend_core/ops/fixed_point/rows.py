@@ -11,7 +11,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.integers import Array, FixedPoint
 from arm_backend_core.qparams import QParams
-from arm_backend_core.targets.transpose_swaps import LONGEST
+from arm_backend_core.targets.transpose_swaps import MAX_EXTENT
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
@@ -49,10 +49,12 @@ class ReductionView:
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
         axes = sorted(axis % x.rank for axis in axes)
         n = prod(x.shape[axis] for axis in axes)
-        fewest = max(-(-n // LONGEST), 1)
-        parts = next((parts for parts in range(fewest, LONGEST + 1) if n % parts == 0), None) if n <= _MOST else None
+        fewest = max(-(-n // MAX_EXTENT), 1)
+        parts = next((parts for parts in range(fewest, MAX_EXTENT + 1) if n % parts == 0), None) if n <= _MOST else None
         if parts is None:
-            raise Unsupported(f"a reduction over {n} elements ({_MOST} at most, in equal parts of {LONGEST} at most)")
+            raise Unsupported(
+                f"a reduction over {n} elements ({_MOST} at most, in equal parts of {MAX_EXTENT} at most)"
+            )
         order = tuple(range(x.rank))
         whole = FixedPoint(b, x, *x.dtype.range, float(q.scale))
         if len(axes) == parts == 1:

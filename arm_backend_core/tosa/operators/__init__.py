@@ -1,4 +1,4 @@
-"""One record for each TOSA operator, by family."""
+"""Records of all TOSA operators, by family."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _FAMILIES = (elementwise, movement, windows, block_scaled)
 
 #: Every element of the result depends on one element of each operand; attributes do not name dimensions.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.elementwise)
-#: Those of one operand.
+#: Elementwise operators with one operand.
 UNARY = frozenset(kind for kind in ELEMENTWISE if len(OPERATORS[kind].rows[0].inputs) == 1)
 
 
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
-    """Result of ``op`` on these arrays, exact to the bit on integers; None when its record does not compute it.
+    """Evaluate ``op`` on these arrays, exact to the bit on integers; None if its record does not compute it.
 
-    An elementwise operator takes arrays of other shapes than ``op`` has: a table is evaluated on its grid.
+    An elementwise operator accepts arrays of other shapes than its operands': a table is evaluated on all 256 values.
     """
     record = OPERATORS[op.kind]
-    brain = DType.BF16 in (op.output.dtype, *(value.dtype for value in op.inputs))
-    if record.compute is None or (brain and not record.moves and op.kind != "IDENTITY"):
-        return None  # a BF16 constant is kept in float32: arithmetic here would not round it
+    has_bf16 = DType.BF16 in (op.output.dtype, *(value.dtype for value in op.inputs))
+    if record.compute is None or (has_bf16 and not record.is_data_movement and op.kind != "IDENTITY"):
+        return None  # BF16 constants are stored as float32, in which numpy would not round to BF16
     with np.errstate(all="ignore"):
         result = record.compute(op, *inputs)
     return None if result is None else np.asarray(result, dtype=op.output.dtype.numpy, order="C")

@@ -9,43 +9,43 @@ from collections.abc import Iterator
 from typing import Any
 
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import DIMENSIONS, define, same_shape
-from arm_backend_core.tosa.operators.windows import conv_shape, window_offences
+from arm_backend_core.tosa.operators.record import DIMENSIONS, broadcast_shape, define
+from arm_backend_core.tosa.operators.windows import conv_shape, window_violations
 
 #: Elements that share a power of two.
 BLOCK = 32
 _ELEMENTS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 
 
-def _block_offences(op: Op) -> Iterator[str]:
+def _block_violations(op: Op) -> Iterator[str]:
     if op.inputs[0].shape[-1] % BLOCK:
         yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
     if op.attrs.get("block_size", BLOCK) != BLOCK:
         yield f"blocks of {op.attrs['block_size']} ({BLOCK})"
 
 
-def _conv_offences(op: Op) -> Iterator[str]:
+def _conv_violations(op: Op) -> Iterator[str]:
     x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
-    yield from _block_offences(op)
+    yield from _block_violations(op)
     if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK):
         yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
     if bias.shape[0] not in (1, weight.shape[0]):
         yield f"a bias of {bias.shape[0]} for {weight.shape[0]} channels"
-    yield from window_offences(op)
+    yield from window_violations(op)
 
 
 _WINDOW: dict[str, Any] = {
     "operands": (("pad", "shape"), ("stride", "shape"), ("dilation", "shape")),
-    "conditions": _conv_offences,
+    "conditions": _conv_violations,
 }
 _IMAGE = (4, 4)
 define(
     "CAST_TO_BLOCK_SCALED",
     " ".join(f"f32>{t}:mxfp@1.1 bf16>{t}:bf16&mxfp@1.1" for t in _ELEMENTS),
     [DIMENSIONS],
-    same_shape,
+    broadcast_shape,
     fields=("block_size",),
-    conditions=_block_offences,
+    conditions=_block_violations,
 )
 define(
     "CONV2D_BLOCK_SCALED",
@@ -61,6 +61,6 @@ define(
     " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENTS),
     [*[_IMAGE] * 3, (1, 1)],
     conv_shape,
-    mark=True,
+    is_placeholder=True,
     **_WINDOW,
 )

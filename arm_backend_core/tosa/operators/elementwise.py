@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import ANY, Array, define, extreme, same_shape
+from arm_backend_core.tosa.operators.record import ANY, Array, broadcast_shape, define, min_max_ufunc
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _FLOAT2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
@@ -23,7 +23,7 @@ _MINMAX = "i32,i32>i32:INT " + _FLOAT2
 _NAN = ("nan_mode",)
 
 
-def _broadcast_offences(op: Op) -> Iterator[str]:
+def _broadcast_violations(op: Op) -> Iterator[str]:
     first, *others = (value.shape for value in op.inputs)
     if all(shape == first for shape in others):
         return
@@ -40,17 +40,17 @@ def _elementwise(
     conditions: Callable[[Op], Iterator[str]] | None = None,
     **facts: Any,
 ) -> None:
-    def offences(op: Op) -> Iterator[str]:
-        yield from _broadcast_offences(op)
+    def violations(op: Op) -> Iterator[str]:
+        yield from _broadcast_violations(op)
         yield from conditions(op) if conditions is not None else ()
 
-    define(kind, rows, [ANY], same_shape, conditions=offences, compute=compute, elementwise=True, **facts)
+    define(kind, rows, [ANY], broadcast_shape, conditions=violations, compute=compute, elementwise=True, **facts)
 
 
 # -- activations ---------------------------------------------------------------------------------------------
 
 
-def _clamp_offences(op: Op) -> Iterator[str]:
+def _clamp_violations(op: Op) -> Iterator[str]:
     low, high = op.attrs["min_val"], op.attrs["max_val"]
     if not low <= high:  # NaN included
         yield f"bounds {low} to {high}"
@@ -61,10 +61,10 @@ def _clamp_offences(op: Op) -> Iterator[str]:
 
 
 def _clamp(op: Op, x: Array) -> Array:
-    return np.asarray(extreme(op, "min")(extreme(op, "max")(x, op.attrs["min_val"]), op.attrs["max_val"]))
+    return np.asarray(min_max_ufunc(op, "min")(min_max_ufunc(op, "max")(x, op.attrs["min_val"]), op.attrs["max_val"]))
 
 
-def _table_offences(op: Op) -> Iterator[str]:
+def _table_violations(op: Op) -> Iterator[str]:
     table = np.asarray(op.attrs["table"])
     wide = op.inputs[0].dtype is DType.INT16
     if table.shape != (513 if wide else 256,):
@@ -83,10 +83,10 @@ def _table(op: Op, x: Array) -> Array:
 
 
 _CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOAT
-_elementwise("CLAMP", _CLAMP, _clamp, _clamp_offences, fields=("min_val", "max_val", "nan_mode"))
+_elementwise("CLAMP", _CLAMP, _clamp, _clamp_violations, fields=("min_val", "max_val", "nan_mode"))
 for _kind in ("ERF", "SIGMOID", "TANH", "COS", "SIN", "EXP", "LOG"):
     _elementwise(_kind, _FLOAT)
-_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_offences, operands=(("table", "input0"),))
+_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_violations, operands=(("table", "input0"),))
 
 
 # -- one operand ---------------------------------------------------------------------------------------------
@@ -124,18 +124,18 @@ _elementwise(
 # -- two operands --------------------------------------------------------------------------------------------
 
 
-def _shift_offences(op: Op) -> Iterator[str]:
+def _shift_violations(op: Op) -> Iterator[str]:
     by, bits = op.inputs[1].data, 8 * op.output.dtype.bytes
     if by is not None and (by.min() < 0 or by.max() >= bits):
         yield f"a shift by {by.min()} to {by.max()} (0 to {bits - 1})"
 
 
-def _divisor_offences(op: Op) -> Iterator[str]:
+def _divisor_violations(op: Op) -> Iterator[str]:
     if op.inputs[1].data is not None and not op.inputs[1].data.all():
         yield "a divisor of 0"
 
 
-def _power_offences(op: Op) -> Iterator[str]:
+def _power_violations(op: Op) -> Iterator[str]:
     base, exponent = (value.data for value in op.inputs)
     if base is not None and (not np.isfinite(base).all() or base.min() < 0):
         yield "a base that is negative or not finite: the result is not defined"
@@ -143,7 +143,7 @@ def _power_offences(op: Op) -> Iterator[str]:
         yield "an exponent that is not finite: the result is not defined"
 
 
-def _mul_offences(op: Op) -> Iterator[str]:
+def _mul_violations(op: Op) -> Iterator[str]:
     shift = op.attrs["shift"]
     if not 0 <= shift <= 63 or (shift and op.inputs[0].dtype is not DType.INT32):
         yield f"shift {shift} for {op.inputs[0].dtype.value} (0 to 63 for int32, else 0)"
@@ -159,7 +159,7 @@ def _mul(op: Op, a: Array, b: Array) -> Array | None:
 
 
 def _within(result: Array, dtype: DType) -> Array | None:
-    """``result``, or None where the specification leaves it open because it leaves its type."""
+    """``result``, or None if it overflows its type, where the specification leaves the result undefined."""
     low, high = dtype.range
     return result if result.size == 0 or (result.min() >= low and result.max() <= high) else None
 
@@ -186,14 +186,14 @@ _SELECT = """b,b,b>b:INT|FP b,i8,i8>i8:INT b,i16,i16>i16:INT b,i32,i32>i32:INT
     b,f16,f16>f16:FP b,bf16,bf16>bf16:bf16 b,f32,f32>f32:FP"""
 _elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
 _elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
-_elementwise("MUL", _MUL, _mul, _mul_offences, operands=(("shift", "int8"),))
-_elementwise("POW", _FLOAT2, conditions=_power_offences)
-_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_offences, attribute="IntDiv")
-_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: extreme(op, "max")(a, b), fields=_NAN)
-_elementwise("MINIMUM", _MINMAX, lambda op, a, b: extreme(op, "min")(a, b), fields=_NAN)
-_elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_offences, fields=("round",))
-_elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_offences)
-_elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_offences)
+_elementwise("MUL", _MUL, _mul, _mul_violations, operands=(("shift", "int8"),))
+_elementwise("POW", _FLOAT2, conditions=_power_violations)
+_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_violations, attribute="IntDiv")
+_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "max")(a, b), fields=_NAN)
+_elementwise("MINIMUM", _MINMAX, lambda op, a, b: min_max_ufunc(op, "min")(a, b), fields=_NAN)
+_elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_violations, fields=("round",))
+_elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_violations)
+_elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_violations)
 for _kind, _rows in (("BITWISE", _BITS2), ("LOGICAL", _LOGIC2)):
     _elementwise(f"{_kind}_AND", _rows, lambda op, a, b: a & b)
     _elementwise(f"{_kind}_OR", _rows, lambda op, a, b: a | b)
@@ -201,7 +201,7 @@ for _kind, _rows in (("BITWISE", _BITS2), ("LOGICAL", _LOGIC2)):
 _elementwise("EQUAL", _COMPARE, lambda op, a, b: a == b)
 _elementwise("GREATER", _COMPARE, lambda op, a, b: a > b)
 _elementwise("GREATER_EQUAL", _COMPARE, lambda op, a, b: a >= b)
-_elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, a, b), moves=True)
+_elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, a, b), is_data_movement=True)
 
 
 # -- conversions ---------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _cast(op: Op, x: Array) -> Array | None:
     return np.clip(np.rint(np.nan_to_num(x.astype(np.float64))), low, high)
 
 
-def _rescale_offences(op: Op) -> Iterator[str]:
+def _rescale_violations(op: Op) -> Iterator[str]:
     attrs, source = op.attrs, op.inputs[0]
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
     channels = source.shape[-1:] if attrs["per_channel"] else (1,)
@@ -275,7 +275,7 @@ _elementwise(
     "RESCALE",
     _RESCALE,
     _rescale,
-    _rescale_offences,
+    _rescale_violations,
     fields=("scale32", "rounding_mode", "per_channel", "input_unsigned", "output_unsigned"),
     operands=(("multiplier", "multiplier"), ("shift", "int8"), *_NEGATE_ZP),
 )

@@ -14,9 +14,9 @@ from arm_backend_core.tosa.operators.record import (
     LEVEL_8K,
     Array,
     Shape,
-    axis_offences,
+    axis_violations,
     define,
-    extreme,
+    min_max_ufunc,
 )
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
@@ -33,7 +33,7 @@ def _reduce(kind: str, rows: str, compute: Callable[[Op, Array], Array | None] |
         return *op.inputs[0].shape[:axis], 1, *op.inputs[0].shape[axis + 1 :]
 
     facts.setdefault("fields", ("axis",))
-    define(f"REDUCE_{kind}", rows, [DIMENSIONS], shape, conditions=axis_offences, compute=compute, **facts)
+    define(f"REDUCE_{kind}", rows, [DIMENSIONS], shape, conditions=axis_violations, compute=compute, **facts)
 
 
 def _sum(op: Op, x: Array) -> Array | None:
@@ -43,7 +43,7 @@ def _sum(op: Op, x: Array) -> Array | None:
 
 
 def _extreme(op: Op, x: Array, name: str) -> Array:
-    return extreme(op, name).reduce(x, axis=op.attrs["axis"], keepdims=True)
+    return min_max_ufunc(op, name).reduce(x, axis=op.attrs["axis"], keepdims=True)
 
 
 _NAN = {"fields": ("axis", "nan_mode")}
@@ -58,10 +58,10 @@ _reduce("SUM", "i32>i32:INT " + _FLOAT, _sum)
 # -- data layout ---------------------------------------------------------------------------------------------
 
 
-def _concat_offences(op: Op) -> Iterator[str]:
+def _concat_violations(op: Op) -> Iterator[str]:
     if not 1 <= len(op.inputs) <= LEVEL_8K.max_tensor_list_size:
         yield f"{len(op.inputs)} values ({LEVEL_8K.max_tensor_list_size} at most); join some of them first"
-    yield from axis_offences(op)
+    yield from axis_violations(op)
     first, axis = op.inputs[0], op.attrs["axis"]
     for value in op.inputs[1:]:
         if value.rank != first.rank or any(
@@ -81,7 +81,7 @@ def _per_dimension(op: Op, name: str, per: int = 1) -> list[int]:
     return amounts
 
 
-def _pad_offences(op: Op) -> Iterator[str]:
+def _pad_violations(op: Op) -> Iterator[str]:
     if min(_per_dimension(op, "padding", 2)) < 0:
         yield f"padding {list(op.attrs['padding'])} (0 at least); cut by a SLICE"
 
@@ -96,12 +96,12 @@ def _pad(op: Op, x: Array) -> Array:
     return np.pad(x, padding, constant_values=op.attrs["pad_const"])
 
 
-def _reshape_offences(op: Op) -> Iterator[str]:
+def _reshape_violations(op: Op) -> Iterator[str]:
     if prod(op.attrs["shape"]) != op.inputs[0].size or min(op.attrs["shape"], default=1) < 1:
         yield f"shape {list(op.attrs['shape'])} for {op.inputs[0]!r}"
 
 
-def _slice_offences(op: Op) -> Iterator[str]:
+def _slice_violations(op: Op) -> Iterator[str]:
     bounds = zip(_per_dimension(op, "start"), _per_dimension(op, "size"), op.inputs[0].shape, strict=True)
     if any(start < 0 or size < 1 or start + size > limit for start, size, limit in bounds):
         yield f"start {list(op.attrs['start'])} and size {list(op.attrs['size'])} in {op.inputs[0]!r}"
@@ -111,12 +111,12 @@ def _slice(op: Op, x: Array) -> Array:
     return x[tuple(slice(a, a + n) for a, n in zip(op.attrs["start"], op.attrs["size"], strict=True))]
 
 
-def _tile_offences(op: Op) -> Iterator[str]:
+def _tile_violations(op: Op) -> Iterator[str]:
     if min(_per_dimension(op, "multiples")) < 1:
         yield f"multiples {list(op.attrs['multiples'])} (1 at least)"
 
 
-def _transpose_offences(op: Op) -> Iterator[str]:
+def _transpose_violations(op: Op) -> Iterator[str]:
     if sorted(op.attrs["perms"]) != list(range(op.inputs[0].rank)):
         yield f"perms {list(op.attrs['perms'])} of {op.inputs[0]!r}"
 
@@ -124,7 +124,7 @@ def _transpose_offences(op: Op) -> Iterator[str]:
 def _move(
     kind: str, compute: Callable[..., Array | None], shape: Callable[[Op], Shape], rows: str = _MOVE, **facts: Any
 ) -> None:
-    define(kind, rows, [facts.pop("rank", DIMENSIONS)], shape, compute=compute, moves=True, **facts)
+    define(kind, rows, [facts.pop("rank", DIMENSIONS)], shape, compute=compute, is_data_movement=True, **facts)
 
 
 _move(
@@ -133,7 +133,7 @@ _move(
     _concat_shape,
     rows=_MOVE.replace("i16>i16:INT", "i16>i16:int16"),
     fields=("axis",),
-    conditions=_concat_offences,
+    conditions=_concat_violations,
     variadic=True,
 )
 _move(
@@ -141,7 +141,7 @@ _move(
     _pad,
     _pad_shape,
     operands=(("padding", "shape"), ("pad_const", "input0")),
-    conditions=_pad_offences,
+    conditions=_pad_violations,
     per_dimension=("padding",),
 )
 _move(
@@ -149,7 +149,7 @@ _move(
     lambda op, x: x.reshape(op.output.shape),
     lambda op: tuple(op.attrs["shape"]),
     operands=(("shape", "shape"),),
-    conditions=_reshape_offences,
+    conditions=_reshape_violations,
     rank=ANY,
 )
 _move(
@@ -157,14 +157,14 @@ _move(
     lambda op, x: np.flip(x, op.attrs["axis"]),
     lambda op: op.inputs[0].shape,
     fields=("axis",),
-    conditions=axis_offences,
+    conditions=axis_violations,
 )
 _move(
     "SLICE",
     _slice,
     lambda op: tuple(op.attrs["size"]),
     operands=(("start", "shape"), ("size", "shape")),
-    conditions=_slice_offences,
+    conditions=_slice_violations,
     per_dimension=("start", "size"),
 )
 _move(
@@ -172,7 +172,7 @@ _move(
     lambda op, x: np.tile(x, op.attrs["multiples"]),
     lambda op: tuple(n * m for n, m in zip(op.inputs[0].shape, op.attrs["multiples"], strict=True)),
     operands=(("multiples", "shape"),),
-    conditions=_tile_offences,
+    conditions=_tile_violations,
     per_dimension=("multiples",),
 )
 _move(
@@ -180,14 +180,14 @@ _move(
     lambda op, x: x.transpose(op.attrs["perms"]),
     lambda op: tuple(op.inputs[0].shape[i] for i in op.attrs["perms"]),
     fields=("perms",),
-    conditions=_transpose_offences,
+    conditions=_transpose_violations,
 )
 
 
 # -- marks of a loop -----------------------------------------------------------------------------------------
 
 _MARKED = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
-_PLACE: dict[str, Any] = {"fields": ("loop", "place"), "mark": True, "variadic": True}
+_PLACE: dict[str, Any] = {"fields": ("loop", "place"), "is_placeholder": True, "variadic": True}
 define("LOOP_IN", " ".join(f"{t}>{t}:controlflow" for t in _MARKED), [ANY], lambda op: op.inputs[0].shape, **_PLACE)
 define(
     "LOOP_OUT",
@@ -201,7 +201,7 @@ define(
 # -- GATHER and SCATTER --------------------------------------------------------------------------------------
 
 
-def _index_offences(op: Op) -> Iterator[str]:
+def _index_violations(op: Op) -> Iterator[str]:
     values, indices = op.inputs[:2]
     if values.shape[0] != indices.shape[0]:
         yield f"{values!r} and indices {indices!r}"
@@ -210,8 +210,8 @@ def _index_offences(op: Op) -> Iterator[str]:
         yield f"indices from {data.min()} to {data.max()} (0 to {count - 1})"
 
 
-def _scatter_offences(op: Op) -> Iterator[str]:
-    yield from _index_offences(op)
+def _scatter_violations(op: Op) -> Iterator[str]:
+    yield from _index_violations(op)
     (n, k, c), (_, w) = op.inputs[0].shape, op.inputs[1].shape
     if op.inputs[2].shape != (n, w, c):
         yield f"{op.inputs[2]!r} for indices {op.inputs[1]!r}"
@@ -231,14 +231,14 @@ define(
     " ".join(f"{t},i32>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2)],
     lambda op: (*op.inputs[1].shape, op.inputs[0].shape[2]),
-    conditions=_index_offences,
+    conditions=_index_violations,
     compute=_gather,
-    moves=True,
+    is_data_movement=True,
 )
 define(
     "SCATTER",
     " ".join(f"{t},i32,{t}>{t}:{needs}" for t, needs in _INDEXED),
     [(3, 3), (2, 2), (3, 3)],
     lambda op: op.inputs[0].shape,
-    conditions=_scatter_offences,
+    conditions=_scatter_violations,
 )

@@ -1,7 +1,7 @@
-"""The record of a TOSA operator: everything that any part of the compiler knows about it.
+"""Records of TOSA operators: types, attributes, limits, shape rule, conditions and evaluation of each operator.
 
-The types, attributes, limits and conditions are those of the TOSA specification (1.0, with rows of the 1.1 draft; level
-8K). What a record accepts, ``tosa-opt`` accepts in strict mode and the reference model runs.
+They follow the TOSA specification (1.0, with rows of the 1.1 draft; level 8K). ``tosa-opt`` in strict mode accepts
+every operator that its record accepts, and the reference model runs it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Level(NamedTuple):
-    """Limits that every implementation of a level keeps (TOSA 1.0, section 1.3, Levels)."""
+    """Limits that every implementation of a level supports (TOSA 1.0, section 1.3, Levels)."""
 
     max_rank: int = 6
     max_kernel: int = 8192
@@ -40,14 +40,14 @@ _TYPES = dict(zip(_NAMES.split(), DType, strict=True))
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a "supported data types" table.
+    """A row of a "supported data types" table.
 
     Attributes:
         inputs: element types of the operands.
         output: element type of the result.
-        accumulator: type that sums are kept in, for operators with the attribute ``acc_type``.
-        needs: profiles and extensions, each of which has this row; of those joined by "&" all are needed.
-        version: the first TOSA version that has it.
+        accumulator: element type of the accumulator, for operators with the attribute ``acc_type``.
+        needs: profiles and extensions; one of them is sufficient, of those joined by "&" all are required.
+        version: the first TOSA version with this row.
     """
 
     inputs: tuple[DType, ...]
@@ -80,36 +80,39 @@ class Row:
             (int(major), int(minor)),
         )
 
-    def is_of(self, target: Target) -> bool:
-        """Whether the profiles and extensions of ``target`` have this row."""
+    def is_supported_by(self, target: Target) -> bool:
+        """Whether the profiles and extensions of ``target`` include this row."""
         return any(target.supports.issuperset(need.split("&")) for need in self.needs)
 
 
-#: Yields what is against the specification in an operator, as the end of "TOSA has no <kind> with ...".
+#: Yields an operator's violations of the specification, each as the end of "TOSA has no <kind> with ...".
 Conditions = Callable[[Op], Iterator[str]]
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One TOSA operator.
+    """The record of a TOSA operator.
 
     Attributes:
-        kind: its name in TOSA.
+        kind: its TOSA name.
         attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
-        rows: types that it exists for.
-        ranks: smallest and largest rank of each operand; the last stands for all that follow.
-        shape: the result's shape, for an operator that meets ``conditions``.
-        fields: our attributes that fill the attribute table, in its order.
-        operands: our attributes that become constant operands after the data inputs, in order, each with its type:
+        rows: the supported element types.
+        ranks: smallest and largest rank of each operand; the last entry applies to all further operands.
+        shape: computes the result's shape for an operator that meets ``conditions``.
+        fields: graph attributes that fill the attribute table, in its order.
+        operands: graph attributes that become constant operands after the data inputs, in order, each with its type:
             "shape" (CONST_SHAPE), "input0", "input1", "output" (the element type of that value), "multiplier" (INT32 or
             INT16, by ``scale32``) or a DType's value.
-        conditions: the specification's ERROR_IF and REQUIRE statements that the graph alone decides.
-        compute: the result in numpy, exact to the bit on integers; None from it where the result is not defined.
-        elementwise: every element of the result depends on one element of each operand, attributes name no dimension.
-        moves: elements are copied, never computed with.
-        per_dimension: attributes with an entry (or a pair of them) for each dimension, result and operand alike.
-        variadic: any number of operands of the row's one type.
-        mark: no operator of TOSA's but a part of one (``ops/loops``); operands besides the first may be of any type.
+        conditions: the specification's ERROR_IF and REQUIRE statements that depend on the graph alone.
+        compute: evaluates the operator in numpy, exact to the bit on integers; returns None if the result is not
+            defined.
+        elementwise: every element of the result depends on one element of each operand, and no attribute names a
+            dimension.
+        is_data_movement: elements are copied, never changed.
+        per_dimension: attributes with an entry (or a pair of entries) for each dimension, of result and operand alike.
+        variadic: any number of operands of the row's single type.
+        is_placeholder: not a TOSA operator but a placeholder for a part of one (``ops/loops``); operands after the
+            first may have any type.
     """
 
     kind: str
@@ -122,10 +125,10 @@ class Operator:
     conditions: Conditions = lambda op: iter(())
     compute: Callable[..., Array | None] | None = None
     elementwise: bool = False
-    moves: bool = False
+    is_data_movement: bool = False
     per_dimension: tuple[str, ...] = ()
     variadic: bool = False
-    mark: bool = False
+    is_placeholder: bool = False
 
     @cached_property
     def attributes(self) -> frozenset[str]:
@@ -138,51 +141,50 @@ class Operator:
         return {key: tuple(row for row in self.rows if (row.inputs, row.output) == key) for key in keys}
 
     def result(self, *inputs: DType) -> DType:
-        """Element type of the result for operands of these types; that of the first operand where there is no row."""
+        """Element type of the result for operands of these types; the first operand's type if there is no row."""
         return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
 
     def accumulator(self, *inputs: DType) -> DType:
-        """The most exact type that sums can be kept in."""
+        """The most exact element type for the accumulator."""
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
 
-    def since(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
-        """The first TOSA version that has this operator on these element types."""
+    def min_version(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
+        """The first TOSA version with this operator on these element types."""
         rows = self._by_types[tuple(inputs[:1] if self.variadic else inputs), output]
         return min(row.version for row in rows)
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
         """Why ``target`` has no such operator on these element types, or None if it has."""
         rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
-        there = [row for row in rows if row.version <= target.version]
-        mixed = self.variadic and not self.mark and any(dtype is not inputs[0] for dtype in inputs)
-        if not mixed and any(row.is_of(target) for row in there):
+        available = [row for row in rows if row.version <= target.version]
+        is_mixed = self.variadic and not self.is_placeholder and any(dtype is not inputs[0] for dtype in inputs)
+        if not is_mixed and any(row.is_supported_by(target) for row in available):
             return None
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
-        if not there or mixed:
+        if not available or is_mixed:
             return f"TOSA {target.version_text} has no {signature}"
-        needs = sorted(set().union(*(row.needs for row in there)))
+        needs = sorted(set().union(*(row.needs for row in available)))
         return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks"
 
     def refusal(self, op: Op, target: Target) -> str | None:
         """Why ``op`` is not legal TOSA on ``target``, or None if it is.
 
         Raises:
-            AssertionError: the operator's attributes or its shape are not those of its kind: the code that wrote it is
-                wrong.
+            AssertionError: attributes or shape do not fit the operator's kind; the code that emitted it is wrong.
         """
         assert self.attributes == op.attrs.keys(), f"{op!r}: attributes must be {sorted(self.attributes)}"
         reason = self.type_refusal([value.dtype for value in op.inputs], op.output.dtype, target)
-        offence = reason or next(self._offences(op, target), None)
+        offence = reason or next(self._violations(op, target), None)
         if offence is None:
             expected = self.shape(op)
             assert op.output.shape == expected, f"{op!r}: its shape must be {list(expected)}"
-            offence = next(_size_offences(op), None)
+            offence = next(_size_violations(op), None)
         if offence is None or reason:
             return offence
         return f"TOSA {target.version_text} has no {self.kind} with {offence}"
 
-    def _offences(self, op: Op, target: Target) -> Iterator[str]:
+    def _violations(self, op: Op, target: Target) -> Iterator[str]:
         for i, value in enumerate(op.inputs):
             least, most = self.ranks[min(i, len(self.ranks) - 1)]
             if not least <= len(value.shape) <= most:
@@ -191,10 +193,10 @@ class Operator:
                 yield f"a tensor without elements: {value!r}"
         for name, how in self.operands:
             if name.endswith("_zp"):
-                yield from _zero_point_offences(op, name, how)
+                yield from _zero_point_violations(op, name, how)
         if "acc_type" in self.fields:
             rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
-            if not any(row.is_of(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
+            if not any(row.is_supported_by(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
         if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
@@ -204,7 +206,7 @@ class Operator:
 _ROUNDING = {"DOUBLE_ROUND": "doubleround", "INEXACT_ROUND": "inexactround"}
 
 
-def _zero_point_offences(op: Op, name: str, how: str) -> Iterator[str]:
+def _zero_point_violations(op: Op, name: str, how: str) -> Iterator[str]:
     dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
     zero_point = op.attrs[name]
     if zero_point and dtype is not DType.INT8:
@@ -213,8 +215,8 @@ def _zero_point_offences(op: Op, name: str, how: str) -> Iterator[str]:
         yield f"{name} {zero_point} (-128 to 127)"
 
 
-def _size_offences(op: Op) -> Iterator[str]:
-    """Limits of the level on any tensor, and that the result has elements."""
+def _size_violations(op: Op) -> Iterator[str]:
+    """Limits of the level on any tensor, and results without elements."""
     if 0 in op.output.shape:
         yield f"a result without elements: {op.output!r}"
     for value in (*op.inputs, op.output):
@@ -225,7 +227,7 @@ def _size_offences(op: Op) -> Iterator[str]:
 
 
 OPERATORS: dict[str, Operator] = {}
-#: Ranks of an operand that may have any, and of one that has dimensions to name.
+#: Ranks of an operand: any rank, and at least 1.
 ANY, DIMENSIONS = (0, LEVEL_8K.max_rank), (1, LEVEL_8K.max_rank)
 
 
@@ -235,8 +237,8 @@ def define(
     """Add an operator to ``OPERATORS``; ``rows`` are separated by blanks, see ``Row.parse``.
 
     Raises:
-        ValueError: the operator or one of its rows is there already, rows differ in their number of operands, a row is
-            malformed, a constant operand has an unknown type, or an attribute has two places.
+        ValueError: the operator or one of its rows is defined twice, rows differ in their number of operands, a row is
+            malformed, a constant operand has an unknown type, or an attribute is both a field and an operand.
     """
     if kind in OPERATORS:
         raise ValueError(f"TOSA operator {kind} has a record already")
@@ -257,7 +259,7 @@ def define(
     return operator
 
 
-def same_shape(op: Op) -> Shape:
+def broadcast_shape(op: Op) -> Shape:
     """The shape that all operands broadcast to."""
     first, *others = (value.shape for value in op.inputs)
     if all(shape == first for shape in others):
@@ -265,12 +267,12 @@ def same_shape(op: Op) -> Shape:
     return tuple(max(sizes) for sizes in zip(first, *others, strict=True))
 
 
-def extreme(op: Op, name: str) -> np.ufunc:
-    """numpy's maximum or minimum, "max" or "min", which ignores NaN or propagates it as ``op`` says."""
+def min_max_ufunc(op: Op, name: str) -> np.ufunc:
+    """numpy's maximum or minimum (``name`` is "max" or "min"), with the NaN mode of ``op``."""
     return getattr(np, f"f{name}" if op.attrs["nan_mode"] == "IGNORE" else f"{name}imum")
 
 
-def axis_offences(op: Op) -> Iterator[str]:
+def axis_violations(op: Op) -> Iterator[str]:
     """``axis`` must name a dimension."""
     if not 0 <= op.attrs["axis"] < op.inputs[0].rank:
         yield f"axis {op.attrs['axis']} of {op.inputs[0]!r}"

@@ -1,4 +1,4 @@
-"""Convolutions, pooling, products and RESIZE (TOSA 1.0, sections 2.2 and 2.11)."""
+"""Records of convolutions, pooling, ARGMAX, MATMUL and RESIZE (TOSA 1.0, sections 2.2 and 2.11)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_offences, define
+from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_violations, define
 
 _CONV = """i8,i8,i32>i32/i32:INT i8,i4,i32>i32/i32:int4 i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
     f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP
@@ -18,7 +18,7 @@ _ZP_IN, _ZP_OUT, _ZP_WEIGHT = ("input_zp", "input0"), ("output_zp", "output"), (
 
 
 class Axis(NamedTuple):
-    """One dimension that a window moves along; ``kernel`` counts elements, not what lies between them."""
+    """A dimension that a window moves along; ``kernel`` counts elements, without the gaps that dilation adds."""
 
     name: str
     size: int
@@ -30,16 +30,16 @@ class Axis(NamedTuple):
 
     @property
     def out(self) -> int:
-        """Number of positions; 0 or less when the window is longer than what it moves along."""
+        """Number of positions; 0 or less if the window is longer than the padded input."""
         return (self.slack // self.stride) + 1
 
     @property
     def slack(self) -> int:
-        """How far the window can move."""
+        """The distance that the window can move."""
         return self.size + self.before + self.after - (self.kernel - 1) * self.dilation - 1
 
     def overlaps_input(self, position: int) -> bool:
-        """Whether the window at an output position has a tap inside the input, and not in padding only."""
+        """Whether the window at an output position has a tap inside the input, not only in padding."""
         first = position * self.stride - self.before
         return any(0 <= first + tap * self.dilation < self.size for tap in range(self.kernel))
 
@@ -59,8 +59,8 @@ def window_axes(op: Op) -> list[Axis]:
     ]
 
 
-def window_offences(op: Op) -> Iterator[str]:
-    """What no window may be (TOSA 1.0, the ERROR_IFs of CONV2D and the level's limits)."""
+def window_violations(op: Op) -> Iterator[str]:
+    """Violations that any window can have (TOSA 1.0, the ERROR_IFs of CONV2D and the level's limits)."""
     for name in ("kernel", "stride", "dilation", "pad"):
         values, least = op.attrs.get(name, ()), 0 if name == "pad" else 1
         if any(value < least for value in values):
@@ -78,22 +78,22 @@ def window_offences(op: Op) -> Iterator[str]:
             yield f"a window whose last position is not the end of the {axis.name}; cut {axis.slack % axis.stride}"
 
 
-def _conv_offences(op: Op) -> Iterator[str]:
+def _conv_violations(op: Op) -> Iterator[str]:
     x, weight, bias = op.inputs
-    channels, taken = (weight.shape[2] * weight.shape[3], weight.shape[2]), x.shape[-1]
+    channels, input_channels = (weight.shape[2] * weight.shape[3], weight.shape[2]), x.shape[-1]
     if op.kind != "DEPTHWISE_CONV2D":
         channels = (weight.shape[0], weight.shape[-1])
-    if channels[1] != taken:
+    if channels[1] != input_channels:
         yield f"weights for {channels[1]} channels on {x!r}"
     if bias.shape[0] not in (1, channels[0]):
         yield f"a bias of {bias.shape[0]} for {channels[0]} channels"
     if op.kind == "TRANSPOSE_CONV2D":
-        yield from _transposed_offences(op)
+        yield from _transposed_violations(op)
     else:
-        yield from window_offences(op)
+        yield from window_violations(op)
 
 
-def _transposed_offences(op: Op) -> Iterator[str]:
+def _transposed_violations(op: Op) -> Iterator[str]:
     kernel = op.inputs[1].shape[1:3]
     if max(kernel) > LEVEL_8K.max_kernel:
         yield f"kernel {list(kernel)} ({LEVEL_8K.max_kernel} at most)"
@@ -114,15 +114,15 @@ def _transposed_shape(op: Op) -> Shape:
 
 
 def conv_shape(op: Op) -> Shape:
-    """[N, height, width, OC], of a volume with its depth."""
+    """[N, height, width, OC]; for a volume [N, depth, height, width, OC]."""
     assert op.weight is not None
     weight = op.weight.shape
     channels = weight[2] * weight[3] if op.kind == "DEPTHWISE_CONV2D" else weight[0]
     return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), channels
 
 
-def _pool_offences(op: Op) -> Iterator[str]:
-    yield from window_offences(op)
+def _pool_violations(op: Op) -> Iterator[str]:
+    yield from window_violations(op)
     for axis in window_axes(op):
         if max(axis.before, axis.after) >= axis.kernel:
             yield f"padding {axis.before}, {axis.after} in {axis.name} (less than the kernel, {axis.kernel})"
@@ -135,7 +135,7 @@ def _pool_shape(op: Op) -> Shape:
 _conv: dict[str, Any] = {
     "fields": ("pad", "stride", "dilation", "local_bound", "acc_type"),
     "operands": (_ZP_IN, _ZP_WEIGHT),
-    "conditions": _conv_offences,
+    "conditions": _conv_violations,
 }
 _transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
 define("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
@@ -149,7 +149,7 @@ define(
     _pool_shape,
     fields=("kernel", "stride", "pad", "acc_type"),
     operands=(_ZP_IN, _ZP_OUT),
-    conditions=_pool_offences,
+    conditions=_pool_violations,
 )
 define(
     "MAX_POOL2D",
@@ -157,7 +157,7 @@ define(
     [(4, 4)],
     _pool_shape,
     fields=("kernel", "stride", "pad", "nan_mode"),
-    conditions=_pool_offences,
+    conditions=_pool_violations,
 )
 
 
@@ -169,7 +169,7 @@ def _argmax_shape(op: Op) -> Shape:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _matmul_offences(op: Op) -> Iterator[str]:
+def _matmul_violations(op: Op) -> Iterator[str]:
     a, b = op.inputs
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
         yield f"operands {a!r} and {b!r}"
@@ -182,7 +182,7 @@ define(
     _argmax_shape,
     attribute="ArgMax",
     fields=("axis", "nan_mode"),
-    conditions=axis_offences,
+    conditions=axis_violations,
 )
 define(
     "MATMUL",
@@ -192,7 +192,7 @@ define(
     lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
     attribute="MatMul",
     operands=(("a_zp", "input0"), ("b_zp", "input1")),
-    conditions=_matmul_offences,
+    conditions=_matmul_violations,
 )
 
 
@@ -212,7 +212,7 @@ class Sampling(NamedTuple):
     offset: int
     border: int
 
-    def offences(self) -> Iterator[str]:
+    def violations(self) -> Iterator[str]:
         """The ERROR_IFs of RESIZE and the level's limit."""
         n, d = self.n, self.d
         if max(self.size, self.out) >= _LONGEST_SIDE:
@@ -239,17 +239,17 @@ def samplings(op: Op) -> list[Sampling]:
     return [Sampling("height", height, out_height, yn, yd, oy, by), Sampling("width", width, out_width, xn, xd, ox, bx)]
 
 
-def _resize_offences(op: Op) -> Iterator[str]:
+def _resize_violations(op: Op) -> Iterator[str]:
     widens = op.output.dtype is not op.inputs[0].dtype
     if not op.output.dtype.is_float and widens != (op.attrs["mode"] == "BILINEAR"):
         yield f"mode {op.attrs['mode']} from {op.inputs[0].dtype.value} to {op.output.dtype.value}"
     assert op.output.rank == 4, op
     for axis in samplings(op):
-        yield from axis.offences()
+        yield from axis.violations()
 
 
 def _resize_shape(op: Op) -> Shape:
-    """The size is an operand of its own in TOSA; the conditions hold it to scale, offset and border."""
+    """TOSA has the size as an operand; the conditions check it against scale, offset and border."""
     return op.inputs[0].shape[0], *op.output.shape[1:3], op.inputs[0].shape[3]
 
 
@@ -261,5 +261,5 @@ define(
     _resize_shape,
     fields=("mode",),
     operands=(("scale", "shape"), ("offset", "shape"), ("border", "shape")),
-    conditions=_resize_offences,
+    conditions=_resize_violations,
 )

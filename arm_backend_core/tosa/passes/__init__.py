@@ -1,4 +1,4 @@
-"""The passes between lowering and the flatbuffer, in their order."""
+"""The pass pipeline between lowering and serialization: which passes run, in which order and why."""
 
 from __future__ import annotations
 
@@ -11,113 +11,174 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
-from arm_backend_core.tosa.passes.block_scaled import write_block_scaled
-from arm_backend_core.tosa.passes.branches import write_branches
-from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
-from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.block_scaled import legalize_block_scaled
+from arm_backend_core.tosa.passes.branches import outline_control_flow
+from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.matmul_columns import matmul_columns
-from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
+from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.stages import (
-    BLOCKS,
-    COUNTED,
+    BLOCK_SCALED,
+    BOOLEANS_LOWERED,
+    FINAL,
     LOWERED,
-    NARROWED,
-    RETURNED,
-    SIMPLE,
-    WRITTEN,
+    OUTPUTS_DISTINCT,
+    SIMPLIFIED,
+    WEIGHTS_NARROWED,
     Stage,
     StageChecker,
 )
 from arm_backend_core.tosa.passes.table import compose_tables
-from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, check_mistakes
+from arm_backend_core.tosa.passes.transpose_form import lower_transposes, sink_slices
+from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, assert_no_vela_bugs
 from arm_backend_core.tosa.vela_workarounds.tables import duplicate_cheap_producers
 
 Pass = Callable[[Graph, Target], None]
 
 
-class Step(NamedTuple):
-    """A pass, the reason for its place, and what a graph may hold behind it."""
+class ScheduledPass(NamedTuple):
+    """A pass of the pipeline.
+
+    Attributes:
+        run: the pass; it changes the graph in place.
+        reason: why it stands at this place.
+        stage_after: what a graph may contain after it.
+    """
 
     run: Pass
     reason: str
-    behind: Stage
+    stage_after: Stage
 
 
-#: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
+#: Peephole rules by operator kind: constant folding, merging of data movement, fusion, splitting, TRANSPOSEs.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
-#: Apply all local rules until none does anything; each removes an operator or moves one downstream.
+#: Apply all peephole rules to a fixpoint; each rule removes an operator or moves one downstream.
 simplify: Pass = partial(rewrite_to_fixpoint, rules=RULES)
-undo_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [transpose.undo_transpose]})
-#: RESHAPEs of RESHAPEs become one.
+cancel_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [transpose.cancel_transpose]})
+#: Merge RESHAPEs of RESHAPEs.
 merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": merge.RULES["RESHAPE"]})
 
 PASSES = (
-    Step(simplify, "first: what lowering wrote without looking around need not be seen by the others", SIMPLE),
-    Step(share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen", SIMPLE),
-    Step(choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet", SIMPLE),
-    Step(compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables", SIMPLE),
-    Step(booleans.lower_bool_to_int8, "after whole chains that compare are tables; the rest may join others", COUNTED),
-    Step(move_narrow_elements, "undoes what simplify let sink in vain, so after all that could merge", COUNTED),
-)
-
-#: Once, after the others: they write more operators than they remove, for hardware that runs these faster.
-HARDWARE_PASSES: tuple[Step, ...] = (
-    Step(slice_after_transposes, "a convolution that is folded reads beyond the SLICE", COUNTED),
-    Step(fold_strides, "before TRANSPOSEs get their form, because it may add some", COUNTED),
-    Step(choose_transpose_forms, "needs each TRANSPOSE that will be there", COUNTED),
-    Step(matmul_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs", COUNTED),
-    Step(share_common, "several readers of one input ask for the same TRANSPOSE", COUNTED),
-    Step(merge_reshapes, "the two above view images as they like, so RESHAPEs meet", COUNTED),
-)
-#: Behind the alternatives that the cost model chooses (``arm_backend_core.alternatives``); each alternative runs them.
-LAST_PASSES = (
-    Step(undo_transposes, "of forms that turn back; before two that undo each other Vela forgets a SLICE", COUNTED),
-    Step(duplicate_cheap_producers, "what is there twice must not be shared again", COUNTED),
-    Step(
-        apply_vela_workarounds,
-        "on the neighbours that Vela will see; it would not fuse what two readers share",
-        COUNTED,
+    ScheduledPass(
+        simplify,
+        "Lowering emits each operator without looking at its neighbours; the later passes see simplified code.",
+        SIMPLIFIED,
     ),
-    Step(narrow_weights, "the others compute with int8", NARROWED),
-    Step(make_outputs_distinct, "the others remove IDENTITY and share equal results", RETURNED),
-    Step(write_block_scaled, "before branches take what they read; the others know operators of one result", BLOCKS),
-    Step(write_branches, "an operator that holds graphs is none that the others know", WRITTEN),
-    Step(share_constant_bytes, "last: rules would fold the RESHAPE; branches have constants of their own", WRITTEN),
+    ScheduledPass(
+        eliminate_common_subexpressions,
+        "Layout assignment must see equal TRANSPOSEs and RESCALEs of one value as one.",
+        SIMPLIFIED,
+    ),
+    ScheduledPass(
+        assign_layouts,
+        "It needs the merged graph, and makes PAD, CONV2D, RESHAPE and arithmetic neighbours for the next round.",
+        SIMPLIFIED,
+    ),
+    ScheduledPass(
+        compose_tables, "Without TRANSPOSEs between them, elementwise operators form the longest chains.", SIMPLIFIED
+    ),
+    ScheduledPass(
+        booleans.lower_bool_to_int8,
+        "Chains with comparisons are tables by now; the arithmetic of the others may join chains in the next round.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        hoist_reshapes, "It moves RESHAPEs back that simplify sank but that no pass could merge.", BOOLEANS_LOWERED
+    ),
+)
+
+#: Run once after ``PASSES``: they emit more operators than they remove, which the hardware executes faster.
+HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
+    ScheduledPass(
+        sink_slices,
+        "The folded convolution of the next pass can read beyond a SLICE that directly precedes it.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(fold_strides, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
+    ScheduledPass(lower_transposes, "No later pass of this list adds a TRANSPOSE.", BOOLEANS_LOWERED),
+    ScheduledPass(
+        matmul_columns,
+        "It inserts RESHAPEs, which hide neighbours from the earlier passes.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        eliminate_common_subexpressions,
+        "The passes above emit a TRANSPOSE or RESHAPE for each reader, and some are equal.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        merge_reshapes, "The passes above reshape images, so that RESHAPEs of RESHAPEs appear.", BOOLEANS_LOWERED
+    ),
+)
+#: Run after the cost model's choice of alternatives (``arm_backend_core.alternatives``), and on each alternative.
+LAST_PASSES = (
+    ScheduledPass(
+        cancel_transposes,
+        "Alternatives may emit inverse TRANSPOSEs; before such a pair, Vela loses the offset of a SLICE.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        duplicate_cheap_producers,
+        "It follows the last common subexpression elimination, which would merge the duplicates.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(
+        apply_vela_workarounds,
+        "It needs the neighbours that Vela will see; before the duplication, Vela would fuse less.",
+        BOOLEANS_LOWERED,
+    ),
+    ScheduledPass(narrow_weights, "The earlier passes handle int8 weights only.", WEIGHTS_NARROWED),
+    ScheduledPass(
+        make_outputs_distinct, "The earlier passes remove IDENTITY and merge equal results.", OUTPUTS_DISTINCT
+    ),
+    ScheduledPass(
+        legalize_block_scaled,
+        "The earlier passes handle operators with one result only; outlined regions must have the operators already.",
+        BLOCK_SCALED,
+    ),
+    ScheduledPass(outline_control_flow, "The earlier passes do not handle operators that hold graphs.", FINAL),
+    ScheduledPass(
+        deduplicate_constants,
+        "Constant folding would remove its RESHAPEs; each outlined region has constants of its own.",
+        FINAL,
+    ),
 )
 
 
-def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) -> None:
-    """Optimise ``graph`` in place for ``target``; integer results keep every bit. ``forms`` chooses among equal ones.
+def run(graph: Graph, target: Target, choose_alternatives: Pass = lambda graph, target: None) -> None:
+    """Optimize ``graph`` in place for ``target``; integer results keep every bit.
 
-    The general passes are repeated until neither of two rounds lowers the cost of data movement or, at no more of it,
-    the number of operators: both are bounded from below.
+    The general passes repeat until two rounds reduce neither the cost of data movement nor, at equal cost, the number
+    of operators. Both are bounded from below, so that the loop ends.
+
+    Args:
+        choose_alternatives: replaces parts of the graph by equal alternatives.
 
     Raises:
-        AssertionError: a pass left a graph that is not in single-assignment form, an operator that its record or the
-            hardware refuses, a form that Vela gets wrong, or one value for two outputs; the pass is wrong.
+        AssertionError: a pass is wrong. It left a graph that is not in single-assignment form, an operator that its
+            record or the hardware refuses, a pattern that Vela miscompiles, or one value as two outputs.
     """
     checker = StageChecker(target) if is_strict() else None
     if checker:
         checker.check(graph, LOWERED, "lowering")
-    best, vain = (float("inf"), 0), 0
+    best, rounds_without_gain = (float("inf"), 0), 0
     last = best
-    while vain < 2:
+    while rounds_without_gain < 2:
         _apply(PASSES, graph, target, checker)
         cost = (movement_cost(graph), len(graph.ops))
         if cost == last:
             break
-        vain = 0 if cost < best else vain + 1
+        rounds_without_gain = 0 if cost < best else rounds_without_gain + 1
         best, last = min(best, cost), cost
     _apply(HARDWARE_PASSES, graph, target, checker)
-    forms(graph, target)
+    choose_alternatives(graph, target)
     if checker:
-        checker.check(graph, COUNTED, "the forms")
+        checker.check(graph, BOOLEANS_LOWERED, "the choice of alternatives")
     finish(graph, target, checker)
     check(graph, target)
 
@@ -127,21 +188,21 @@ def finish(graph: Graph, target: Target, checker: StageChecker | None = None) ->
     _apply(LAST_PASSES, graph, target, checker)
 
 
-def _apply(steps: Sequence[Step], graph: Graph, target: Target, checker: StageChecker | None) -> None:
+def _apply(steps: Sequence[ScheduledPass], graph: Graph, target: Target, checker: StageChecker | None) -> None:
     for step in steps:
         step.run(graph, target)
         graph.remove_dead()
         graph.verify()
         if checker:
-            checker.check(graph, step.behind, getattr(step.run, "__name__", step.reason))
+            checker.check(graph, step.stage_after, getattr(step.run, "__name__", step.reason))
 
 
 def check(graph: Graph, target: Target) -> None:
-    """What every graph that is written must be.
+    """Assert the conditions that every serialized graph meets.
 
     Raises:
-        AssertionError: an operator is refused by its record or by the hardware, Vela gets a form wrong, or an output is
-            no operator's result or is there twice.
+        AssertionError: an operator's record or the hardware refuses it, Vela miscompiles a pattern, or an output is
+            repeated or is no operator's result.
     """
-    StageChecker(target).check(graph, WRITTEN, "all passes")
-    check_mistakes(graph, target)
+    StageChecker(target).check(graph, FINAL, "all passes")
+    assert_no_vela_bugs(graph, target)

@@ -1,4 +1,7 @@
-"""The input of a block-scaled convolution in blocks: an operator with two results, which no other pass has to know."""
+"""Legalization of block-scaled convolutions: MX_CONV2D becomes TOSA operators, of which the cast has two results.
+
+It runs late, so that no other pass has to handle operators with two results.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
 
-def write_block_scaled(graph: Graph, target: Target) -> None:
-    """CAST_TO_BLOCK_SCALED, once where several read it, and CONV2D_BLOCK_SCALED for each MX_CONV2D."""
+def legalize_block_scaled(graph: Graph, target: Target) -> None:
+    """Emit CAST_TO_BLOCK_SCALED, shared by several readers, and CONV2D_BLOCK_SCALED for each MX_CONV2D."""
     casts: dict[tuple[Value, DType], Op] = {}
     ops: list[Op] = []
     for op in graph.ops:
         if op.kind == "MX_CONV2D":
             x, weight, *others = op.inputs
             if (x, weight.dtype) not in casts:
-                ops.append(casts.setdefault((x, weight.dtype), _cast(graph, x, weight.dtype, op)))
+                ops.append(casts.setdefault((x, weight.dtype), _emit_cast(graph, x, weight.dtype, op)))
             cast = casts[x, weight.dtype]
             op.kind, op.inputs = "CONV2D_BLOCK_SCALED", [*cast.results, weight, *others]
             op.attrs = {**op.attrs, "block_size": BLOCK}
@@ -24,7 +27,7 @@ def write_block_scaled(graph: Graph, target: Target) -> None:
     graph.ops = ops
 
 
-def _cast(graph: Graph, x: Value, dtype: DType, reader: Op) -> Op:
+def _emit_cast(graph: Graph, x: Value, dtype: DType, reader: Op) -> Op:
     kind = "CAST_TO_BLOCK_SCALED"
     elements = Value(x.shape, dtype, graph.new_name(kind))
     scales = Value((*x.shape[:-1], x.shape[-1] // BLOCK), DType.FP8UE8M0, graph.new_name(kind))

@@ -1,7 +1,7 @@
-"""Constants that differ in shape alone are stored once; the other shapes are RESHAPEs of it.
+"""Constant deduplication: constants that differ only in shape are stored once; the other shapes are RESHAPEs of it.
 
 Tied embeddings (``linear.weight = embedding.weight``) are the common case: GATHER wants [1, N, C], CONV2D [N, 1, 1, C].
-Quantized weights differ in their bytes where the table has one scale and the linear layer one for each channel.
+Quantized weights differ in their bytes if the table has one scale and the linear layer one for each channel.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op
 
-_MIN_BYTES = 1024  #: an operator, its result and its shape take some 250 in the flatbuffer
+_MIN_BYTES = 1024  #: an operator, its result and its shape take about 250 bytes in the flatbuffer
 
 
-def share_constant_bytes(graph: Graph, target: Target) -> None:
-    """Write constants of equal bytes once. Not for NPUs: Vela encodes weights for each operator that reads them."""
+def deduplicate_constants(graph: Graph, target: Target) -> None:
+    """Store constants of equal bytes once. Skipped for NPUs: Vela encodes the weights of each reader separately."""
     if target.hardware.npu:
         return
     for part in (graph, *(inner for op in graph.walk() for inner in op.graphs)):
@@ -27,11 +27,14 @@ def share_constant_bytes(graph: Graph, target: Target) -> None:
                 if x.data is not None and x.data.nbytes >= _MIN_BYTES:
                     uses.setdefault(x.content[1:], []).append((op, i))
         for equal in uses.values():
-            _share(part, Builder(part, target), equal)
+            _replace_by_reshapes(part, Builder(part, target), equal)
 
 
-def _share(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
-    """A convolution's weight is the one that is stored: compilers of flatbuffers may reorder a constant weight."""
+def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, int]]) -> None:
+    """Replace all but one of equal constants by RESHAPEs of it.
+
+    A convolution's weight is the one that is kept, because compilers of flatbuffers may reorder a constant weight.
+    """
     constants = [op.inputs[i] for op, i in uses]
     stored = next((x for (op, _), x in zip(uses, constants, strict=True) if op.weight is x), constants[0])
     views = {stored.shape: stored}

@@ -1,4 +1,4 @@
-"""Common subexpressions: operators of one kind with equal operands and attributes are computed once."""
+"""Common subexpression elimination: compute equal operators with equal operands and attributes once."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
-def share_common(graph: Graph, target: Target) -> None:
-    """Keep the first of equal operators; every reader of the others reads the first's result."""
+def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
+    """Keep the first of equal operators; readers of the others read its result."""
     first: dict[Any, Op] = {}
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
         operands: Iterator[Any] = (value if value.data is None else value.content for value in op.inputs)
         key = (op.kind, op.output.dtype, op.output.shape, *operands)
-        key += tuple((name, _frozen(attr)) for name, attr in sorted(op.attrs.items()))
-        kept = first.setdefault(key, op)
-        if kept is not op:
-            replaced[op.output], kept.origins = kept.output, merge_origins([kept, op])
+        key += tuple((name, _to_hashable(attr)) for name, attr in sorted(op.attrs.items()))
+        representative = first.setdefault(key, op)
+        if representative is not op:
+            replaced[op.output], representative.origins = representative.output, merge_origins([representative, op])
     graph.ops = list(first.values())
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
 
 
-def _frozen(attr: Any) -> Any:
+def _to_hashable(attr: Any) -> Any:
+    """A hashable stand-in of an attribute, equal for equal attributes."""
     if isinstance(attr, np.ndarray):
         return attr.tobytes()
     if isinstance(attr, list | tuple):

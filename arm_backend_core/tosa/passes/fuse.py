@@ -1,4 +1,4 @@
-"""Operators that a neighbour does on its way: padding, clamps, rescales, arithmetic after a convolution."""
+"""Peephole rules that fuse operators into a neighbour: padding, CLAMP, RESCALE, arithmetic after a convolution."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
 # -- PAD into the operator that reads it ---------------------------------------------------------------------
 
 
-def pad_into_window(op: Op, rewriter: Rewriter) -> Value | None:
-    """PAD of height and width with the value that the operator's own padding has.
+def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
+    """Fold a PAD of height and width into the operator's own padding, if both pad with the same value.
 
-    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point, MAX_POOL2D with nothing, which is as good as
-    the smallest value. AVG_POOL2D does not count its padding in the divisor: a PAD there is another thing.
+    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point. MAX_POOL2D ignores padding, which equals padding with
+    the smallest value. AVG_POOL2D does not count its padding in the divisor, so that a PAD before it differs.
     """
     pad = producer(op.inputs[0], "PAD")
-    if pad is None or pad.attrs["pad_const"] != _own_padding(op):
+    if pad is None or pad.attrs["pad_const"] != _padding_value(op):
         return None
     amounts = list(pad.attrs["padding"])
     if any(amounts[:2]) or any(amounts[6:]):
         return None
     padding = [a + b for a, b in zip(op.attrs["pad"], amounts[2:6], strict=True)]
-    extent = _extent(op)
-    # A window that sees padding alone is an error in TOSA's pooling, and no hardware's padding is that deep.
+    extent = _window_extent(op)
+    # TOSA's pooling refuses windows that read padding only, and no hardware pads that deep.
     if any(amount >= extent[side // 2] for side, amount in enumerate(padding)):
         return None
     attrs = {**op.attrs, "pad": padding}
@@ -39,14 +39,15 @@ def pad_into_window(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **attrs)
 
 
-def _own_padding(op: Op) -> float:
+def _padding_value(op: Op) -> float:
+    """The value that the operator's own padding is equal to."""
     if op.kind != "MAX_POOL2D":
         return float(op.attrs["input_zp"])
     dtype = op.output.dtype
     return -np.inf if dtype.is_float else dtype.range[0]
 
 
-def _extent(op: Op) -> list[int]:
+def _window_extent(op: Op) -> list[int]:
     """Height and width of the window, dilation included."""
     if op.kind == "MAX_POOL2D":
         return list(op.attrs["kernel"])
@@ -58,7 +59,7 @@ def _extent(op: Op) -> list[int]:
 
 
 def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
-    """CLAMP that lets every value through; CLAMP of a CLAMP."""
+    """Remove a CLAMP to the whole range of its type; merge a CLAMP of a CLAMP."""
     low, high = op.attrs["min_val"], op.attrs["max_val"]
     floor, ceiling = (-np.inf, np.inf) if op.output.dtype.is_float else op.output.dtype.range
     if low <= floor and high >= ceiling:
@@ -80,7 +81,11 @@ def rescale_factors(op: Op) -> Array:
 
 
 def power_of_two(op: Op) -> int | None:
-    """k when the RESCALE computes (x - input_zp) * 2**k + output_zp exactly for k >= 0, saturation aside."""
+    """The exponent k >= 0 if the RESCALE computes (x - input_zp) * 2**k + output_zp exactly, saturation aside; else
+    None.
+
+    k = 0 is a RESCALE by 1.
+    """
     multiplier, shift = np.asarray(op.attrs["multiplier"]), np.asarray(op.attrs["shift"])
     if multiplier.size != 1 or op.attrs["input_unsigned"] or op.attrs["output_unsigned"]:
         return None
@@ -90,10 +95,10 @@ def power_of_two(op: Op) -> int | None:
 
 
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
-    """RESCALE that changes nothing; RESCALE of a widening one that is exact.
+    """Remove a RESCALE that changes nothing; merge a RESCALE with an exact widening RESCALE before it.
 
-    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first moves into the shift.
-    With double rounding the sum has a further term that does not move, so there only k = 0 is merged.
+    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first RESCALE becomes part of the shift.
+    Double rounding adds a term that this does not hold for, so that only k = 0 is merged there.
     """
     source, attrs = op.inputs[0], op.attrs
     if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and power_of_two(op) == 0:
@@ -112,6 +117,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _cannot_saturate(op: Op, k: int) -> bool:
+    """Whether a RESCALE by 2**k fits every operand into its output type."""
     low, high = op.inputs[0].dtype.range
     least, most = op.output.dtype.range
     ends = [((x - op.attrs["input_zp"]) << k) + op.attrs["output_zp"] for x in (low, high)]
@@ -121,12 +127,12 @@ def _cannot_saturate(op: Op, k: int) -> bool:
 # -- arithmetic with constants after a convolution -----------------------------------------------------------
 
 
-def scale_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+def fold_scale_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """MUL of a float convolution by a constant per channel scales weights and bias (inference batch norm)."""
-    found = _convolution_and_constant(op, rewriter, (DType.FP32,))
-    if found is None:
+    match = _match_convolution_and_constant(op, rewriter, (DType.FP32,))
+    if match is None:
         return None
-    conv, factors = found
+    conv, factors = match
     weight, bias = conv.inputs[1].data, conv.inputs[2].data
     assert weight is not None
     assert bias is not None
@@ -134,37 +140,38 @@ def scale_convolution(op: Op, rewriter: Rewriter) -> Value | None:
         weight = weight * factors.reshape(weight.shape[2:])
     else:
         weight = weight * factors.reshape(-1, 1, 1, 1)
-    return _with_constants(conv, weight, bias * factors, rewriter)
+    return _replace_constants(conv, weight, bias * factors, rewriter)
 
 
-def bias_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """ADD or SUB of a constant per channel goes into the bias (INT32: exact, both wrap alike)."""
+def fold_bias_into_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+    """ADD or SUB of a constant per channel is added to the bias. Exact for INT32, because both wrap alike."""
     if op.kind == "SUB" and op.inputs[1].data is None:
         return None
-    found = _convolution_and_constant(op, rewriter, (DType.FP32, DType.INT32))
-    if found is None:
+    match = _match_convolution_and_constant(op, rewriter, (DType.FP32, DType.INT32))
+    if match is None:
         return None
-    conv, terms = found
+    conv, terms = match
     bias = conv.inputs[2].data
     assert bias is not None
     total = bias - terms if op.kind == "SUB" else bias + terms
-    return _with_constants(conv, conv.inputs[1].data, total, rewriter)
+    return _replace_constants(conv, conv.inputs[1].data, total, rewriter)
 
 
-def _convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
-    """The convolution that ``op`` alone reads, and the other, constant operand as one number per channel."""
+def _match_convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
+    """The convolution whose single reader is ``op``, and the constant other operand as one number per channel."""
     for value, other in (op.inputs, op.inputs[::-1]):
         conv = value.producer
         if conv is None or conv.kind not in _CONVOLUTIONS or other.data is None or value.dtype not in dtypes:
             continue
-        constants = all(operand.data is not None for operand in conv.inputs[1:])
-        per_channel = other.size == other.shape[-1] and value.shape == op.output.shape
-        if constants and per_channel and rewriter.single_use(value):
+        has_constants = all(operand.data is not None for operand in conv.inputs[1:])
+        is_per_channel = other.size == other.shape[-1] and value.shape == op.output.shape
+        if has_constants and is_per_channel and rewriter.single_use(value):
             return conv, np.broadcast_to(other.data.reshape(-1), (value.shape[-1],))
     return None
 
 
-def _with_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Rewriter) -> Value:
+def _replace_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Rewriter) -> Value:
+    """The convolution with another weight and bias."""
     assert weight is not None
     operands = [constant(weight, conv.inputs[1].dtype), constant(bias, conv.inputs[2].dtype)]
     inputs = [conv.inputs[0], *operands]
@@ -172,12 +179,12 @@ def _with_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Rewri
 
 
 RULES: dict[str, list[Rule]] = {
-    "CONV2D": [pad_into_window],
-    "DEPTHWISE_CONV2D": [pad_into_window],
-    "MAX_POOL2D": [pad_into_window],
+    "CONV2D": [fold_pad],
+    "DEPTHWISE_CONV2D": [fold_pad],
+    "MAX_POOL2D": [fold_pad],
     "CLAMP": [merge_clamp],
     "RESCALE": [merge_rescale],
-    "MUL": [scale_convolution],
-    "ADD": [bias_convolution],
-    "SUB": [bias_convolution],
+    "MUL": [fold_scale_into_convolution],
+    "ADD": [fold_bias_into_convolution],
+    "SUB": [fold_bias_into_convolution],
 }

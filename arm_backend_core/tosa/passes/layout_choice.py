@@ -1,12 +1,12 @@
-"""Where TRANSPOSEs stand: the layout of every value is chosen so that the fewest bytes are moved.
+"""Layout assignment: choose the layout of every value so that TRANSPOSEs move the fewest bytes.
 
-Convolutions and pooling want channels last; most other operators do not care (``layout_modes``). Each value gets
-a layout. A TRANSPOSE is needed where an operator reads a value in another layout than it was written in,
-and costs the value's bytes. So TRANSPOSEs sink, rise, merge and cancel at once.
+Convolutions and pooling require channels last; most other operators accept any layout (``layout_modes``). A TRANSPOSE
+is needed where an operator reads a value in another layout than it was written in, and costs the value's bytes. One
+assignment thus sinks, hoists, merges and cancels TRANSPOSEs at once.
 
-The choice is made by two dynamic programs over the graph, one from the inputs and one from the outputs,
-which are exact on trees; a last walk decides with the layouts that are there. The result replaces the graph
-only if it moves fewer bytes, so repeating the pass comes to an end.
+Two dynamic programs over the graph, one from the inputs and one from the outputs, compute the cost of each candidate
+layout. They are exact on trees. A final walk emits the graph and decides with the layouts that exist so far. Its result
+replaces the graph only if it moves fewer bytes, so that repeating the pass ends.
 """
 
 from __future__ import annotations
@@ -22,29 +22,37 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origins, Value
 from arm_backend_core.tosa.legality import refusal
-from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, flexible, forward, modes, moves_nothing, stored
+from arm_backend_core.tosa.passes.layout_modes import (
+    Mode,
+    is_free_permutation,
+    is_layout_flexible,
+    modes,
+    permute_attributes,
+    permute_shape,
+    propagate_layout,
+)
 
 Costs = dict[Layout, float]
 
 _INFINITE = float("inf")
-#: A RESHAPE moves nothing, and yet one operator less is better.
+#: Cost of a RESHAPE. It moves nothing, but one operator less is better.
 _RESHAPE_COST = 1.0
-#: Bytes that any hardware could have moved in the time that it takes to start one more operator.
-_START_COST = 256.0
-#: Layouts that one value is considered in; real graphs need two or three.
-_CANDIDATES = 6
+#: Cost of starting an operation, in bytes that the hardware could move in the same time.
+_OPERATION_COST = 256.0
+#: Limit of candidate layouts for one value; real graphs need two or three.
+_MAX_CANDIDATES = 6
 
 
-def choose_layouts(graph: Graph, target: Target) -> None:
-    """Rewrite ``graph`` with the TRANSPOSEs where they move the fewest bytes."""
+def assign_layouts(graph: Graph, target: Target) -> None:
+    """Rewrite ``graph`` with TRANSPOSEs where they move the fewest bytes."""
     graph.remove_dead()
     before = movement_cost(graph)
-    if before < _START_COST:
+    if before < _OPERATION_COST:
         return
-    assignment = _Assignment(graph, target)
+    costs = _LayoutCosts(graph, target)
     old_ops, old_outputs = graph.ops, list(graph.outputs)
     try:
-        _Rebuild(graph, target, assignment).run()
+        _GraphWriter(graph, target, costs).run()
         better = movement_cost(graph) < before
     except Unsupported:  # the target lacks a TRANSPOSE or RESHAPE of some type
         better = False
@@ -53,32 +61,39 @@ def choose_layouts(graph: Graph, target: Target) -> None:
 
 
 def movement_cost(graph: Graph) -> float:
-    """Bytes that TRANSPOSEs move, with a little for each TRANSPOSE and RESHAPE: what the layouts minimise."""
+    """Cost that layout assignment minimizes: bytes that TRANSPOSEs move, and a small cost per TRANSPOSE and RESHAPE."""
     total = 0.0
     for op in graph.ops:
         if op.kind == "RESHAPE":
             total += _RESHAPE_COST
         elif op.kind == "TRANSPOSE":
             source = op.inputs[0]
-            total += _cost(source.shape, source.dtype, identity(source.rank), tuple(op.attrs["perms"]))
+            total += _layout_change_cost(source.shape, source.dtype, identity(source.rank), tuple(op.attrs["perms"]))
     return total
 
 
 @lru_cache(maxsize=65536)
-def _cost(shape: tuple[int, ...], dtype: DType, before: Layout, after: Layout) -> float:
+def _layout_change_cost(shape: tuple[int, ...], dtype: DType, before: Layout, after: Layout) -> float:
     """Cost of changing the layout of one value."""
     if before == after:
         return 0.0
-    if moves_nothing(shape, before, after):
+    if is_free_permutation(shape, before, after):
         return _RESHAPE_COST
-    size = 1
-    for n in shape:
-        size *= n
-    return _START_COST + size * dtype.bytes
+    elements = 1
+    for dim in shape:
+        elements *= dim
+    return _OPERATION_COST + elements * dtype.bytes
 
 
-class _Assignment:
-    """Costs of every layout of every value, looking up and down from it."""
+class _LayoutCosts:
+    """Costs of every candidate layout of every value, for the operators above it and below it.
+
+    Attributes:
+        above: cost of producing each value in each layout, relative to the cheapest.
+        below: cost of all readers if each value is written in each layout, relative to the cheapest.
+        candidates: the layouts that are considered for each value.
+        modes: the modes of each operator that use only candidates.
+    """
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.graph = graph
@@ -88,144 +103,145 @@ class _Assignment:
         self.candidates: dict[Value, dict[Layout, None]] = {}
         self._collect_candidates()
         self.modes = {op: self._modes(op) for op in graph.ops}
-        self.up: dict[Value, Costs] = {}
+        self.above: dict[Value, Costs] = {}
         for value in graph.inputs:
-            self.up[value] = self._spread(value, {identity(value.rank): 0.0})
+            self.above[value] = self._complete_costs(value, {identity(value.rank): 0.0})
         for op in graph.ops:
-            self.up[op.output] = self._up(op)
-        self.down: dict[Value, Costs] = {}
+            self.above[op.output] = self._cost_above(op)
+        self.below: dict[Value, Costs] = {}
         self._readers: dict[Value, list[Costs]] = {}
         for op in reversed(graph.ops):
-            self.down[op.output] = self._down(op.output)
-            self._offer(op)
+            self.below[op.output] = self._cost_below(op.output)
+            self._add_reader_costs(op)
 
     # -- candidates ------------------------------------------------------------------------------------------
 
     def _collect_candidates(self) -> None:
-        """Layouts that any producer offers or any reader wants."""
+        """Collect the layouts that any producer offers or any reader wants."""
         for value in self.graph.inputs:
             self.candidates[value] = {identity(value.rank): None}
         for op in self.graph.ops:
             self.candidates[op.output] = {identity(op.output.rank): None}
-        self._candidates_down()
+        self._propagate_candidates()
         for op in reversed(self.graph.ops):
-            for output in list(self.candidates[op.output]) if flexible(op) else ():
+            for output in list(self.candidates[op.output]) if is_layout_flexible(op) else ():
                 for mode in modes(op, output):
                     for value, layout in zip(op.inputs, mode.inputs, strict=True):
-                        self._add(value, layout)
-        self._candidates_down()
+                        self._add_candidate(value, layout)
+        self._propagate_candidates()
 
-    def _candidates_down(self) -> None:
+    def _propagate_candidates(self) -> None:
         for op in self.graph.ops:
-            for value in op.inputs if flexible(op) else ():
+            for value in op.inputs if is_layout_flexible(op) else ():
                 for layout in list(self.candidates.get(value, ())):
-                    result = forward(op, layout)
+                    result = propagate_layout(op, layout)
                     if result is not None:
-                        self._add(op.output, result)
+                        self._add_candidate(op.output, result)
 
-    def _add(self, value: Value, layout: Layout) -> None:
+    def _add_candidate(self, value: Value, layout: Layout) -> None:
         known = self.candidates.get(value)
-        if known is not None and len(known) < _CANDIDATES:
+        if known is not None and len(known) < _MAX_CANDIDATES:
             known[layout] = None
 
     def _modes(self, op: Op) -> list[Mode]:
-        if not flexible(op):
+        if not is_layout_flexible(op):
             return modes(op, identity(op.output.rank))
         found = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
-        return [mode for mode in found if self._considered(op, mode)]
+        return [mode for mode in found if self._has_candidates(op, mode)]
 
-    def _considered(self, op: Op, mode: Mode) -> bool:
+    def _has_candidates(self, op: Op, mode: Mode) -> bool:
         operands = zip(op.inputs, mode.inputs, strict=True)
         return all(value.data is not None or layout in self.candidates[value] for value, layout in operands)
 
     # -- costs -----------------------------------------------------------------------------------------------
 
-    def cost(self, value: Value, before: Layout, after: Layout) -> float:
-        """Cost of having ``value`` in another layout; constants are permuted now."""
+    def change_cost(self, value: Value, before: Layout, after: Layout) -> float:
+        """Cost of changing the layout of ``value``; 0 for constants, which are permuted at compile time."""
         if before == after or value.data is not None:
             return 0.0
-        return _cost(value.shape, value.dtype, before, after) if self.movable[value.dtype] else _INFINITE
+        return _layout_change_cost(value.shape, value.dtype, before, after) if self.movable[value.dtype] else _INFINITE
 
-    def _spread(self, value: Value, made: Costs) -> Costs:
-        """Cost of every candidate, from those that are made and a change of layout; the cheapest is 0."""
-        return _relative(
+    def _complete_costs(self, value: Value, known: Costs) -> Costs:
+        """Cost of every candidate layout, produced directly or by a layout change; the cheapest is 0."""
+        return _subtract_minimum(
             {
-                layout: min(cost + self.cost(value, source, layout) for source, cost in made.items())
+                layout: min(cost + self.change_cost(value, source, layout) for source, cost in known.items())
                 for layout in self.candidates[value]
             }
         )
 
-    def _up(self, op: Op) -> Costs:
-        """What it takes to have the result in each layout."""
-        made: Costs = {}
+    def _cost_above(self, op: Op) -> Costs:
+        """Cost of producing the result in each layout."""
+        produced: Costs = {}
         for mode in self.modes[op]:
-            cost = sum(self._up_operand(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True))
-            made[mode.output] = min(cost, made.get(mode.output, _INFINITE))
-        if not flexible(op):
-            made = {mode.output: 0.0 for mode in self.modes[op]}
-        return self._spread(op.output, made)
+            cost = sum(self._operand_cost(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True))
+            produced[mode.output] = min(cost, produced.get(mode.output, _INFINITE))
+        if not is_layout_flexible(op):
+            produced = {mode.output: 0.0 for mode in self.modes[op]}
+        return self._complete_costs(op.output, produced)
 
-    def _up_operand(self, value: Value, layout: Layout) -> float:
-        return 0.0 if value.data is not None else self.up[value][layout]
+    def _operand_cost(self, value: Value, layout: Layout) -> float:
+        return 0.0 if value.data is not None else self.above[value][layout]
 
-    def _offer(self, op: Op) -> None:
-        """Tell each operand what this reader makes of its layouts."""
-        down = self.down[op.output]
+    def _add_reader_costs(self, op: Op) -> None:
+        """Record for each operand what this reader costs by the operand's layout."""
+        down = self.below[op.output]
         for i, value in enumerate(op.inputs):
             if value.data is not None:
                 continue
             costs: Costs = {}
             for mode in self.modes[op]:
                 operands = zip(op.inputs, mode.inputs, strict=True)
-                others = sum(self._up_operand(other, p) for other, p in operands if other is not value)
-                cost = others + (down[mode.output] if flexible(op) else 0.0)
+                others = sum(self._operand_cost(other, p) for other, p in operands if other is not value)
+                cost = others + (down[mode.output] if is_layout_flexible(op) else 0.0)
                 costs[mode.inputs[i]] = min(cost, costs.get(mode.inputs[i], _INFINITE))
             self._readers.setdefault(value, []).append(costs)
 
-    def _down(self, value: Value) -> Costs:
-        """What all readers cost together when the value is written in each layout.
+    def _cost_below(self, value: Value) -> Costs:
+        """Cost of all readers together if the value is written in each layout.
 
-        Readers share a changed layout, so the changes are chosen first: none, one or two of them.
+        Readers share a changed layout. The changes are therefore enumerated first: none, one or two of them.
         """
         readers = self._readers.pop(value, [])
         if value in self.outputs:
             readers = [*readers, {identity(value.rank): 0.0}]
         candidates = list(self.candidates[value])
-        changes = [made for n in range(min(len(readers), 2) + 1) for made in combinations(candidates, n)]
-        reading = cache(partial(_reading, readers))
+        extra_layouts = [extra for n in range(min(len(readers), 2) + 1) for extra in combinations(candidates, n)]
+        reader_cost = cache(partial(_reader_cost, readers))
         costs = {
             written: min(
-                self._changing(value, written, made) + reading(frozenset((written, *made))) for made in changes
+                self._change_cost(value, written, extra) + reader_cost(frozenset((written, *extra)))
+                for extra in extra_layouts
             )
             for written in candidates
         }
-        return _relative(costs)
+        return _subtract_minimum(costs)
 
-    def _changing(self, value: Value, written: Layout, made: Sequence[Layout]) -> float:
-        """Cost of having ``value`` in these layouts too."""
-        return sum(self.cost(value, written, layout) for layout in made)
-
-
-def _reading(readers: Sequence[Costs], there: frozenset[Layout]) -> float:
-    """What readers cost when each takes the best of the layouts that are there."""
-    return sum(min(costs.get(layout, _INFINITE) for layout in there) for costs in readers)
+    def _change_cost(self, value: Value, written: Layout, layouts: Sequence[Layout]) -> float:
+        """Cost of providing ``value`` in these layouts too."""
+        return sum(self.change_cost(value, written, layout) for layout in layouts)
 
 
-def _relative(costs: Costs) -> Costs:
-    """Costs above the least one."""
+def _reader_cost(readers: Sequence[Costs], available: frozenset[Layout]) -> float:
+    """Cost of the readers if each takes the best of the ``available`` layouts."""
+    return sum(min(costs.get(layout, _INFINITE) for layout in available) for costs in readers)
+
+
+def _subtract_minimum(costs: Costs) -> Costs:
+    """Costs relative to the smallest."""
     least = min(costs.values())
     return {layout: cost - least if cost < _INFINITE else cost for layout, cost in costs.items()}
 
 
-class _Rebuild:
-    """Writes the graph again, each operator in the mode that is cheapest given what is stored already."""
+class _GraphWriter:
+    """Emits the graph again, each operator in the mode that is cheapest given the layouts written so far."""
 
-    def __init__(self, graph: Graph, target: Target, assignment: _Assignment) -> None:
+    def __init__(self, graph: Graph, target: Target, costs: _LayoutCosts) -> None:
         self.graph = graph
-        self.assignment = assignment
+        self.costs = costs
         self.build = Builder(graph, target)
-        self.wanted: dict[Value, Origins] = {}  # of the TRANSPOSEs that a value is behind
-        self.stored: dict[Value, dict[Layout, Value]] = {v: {identity(v.rank): v} for v in graph.inputs}
+        self.transpose_origins: dict[Value, Origins] = {}  # origins of the TRANSPOSE that a value results from
+        self.written: dict[Value, dict[Layout, Value]] = {v: {identity(v.rank): v} for v in graph.inputs}
 
     def run(self) -> None:
         """Replace the graph's operators and outputs."""
@@ -234,53 +250,53 @@ class _Rebuild:
             self.build.origins = op.origins
             if op.kind == "TRANSPOSE":
                 undo = inverse(tuple(op.attrs["perms"]))
-                there = self._layouts(op.inputs[0])
-                self.stored[op.output] = {compose(undo, layout): value for layout, value in there.items()}
-                self.wanted[op.output] = op.origins
+                available = self._layouts(op.inputs[0])
+                self.written[op.output] = {compose(undo, layout): value for layout, value in available.items()}
+                self.transpose_origins[op.output] = op.origins
             else:
                 self._write(op, self._choose(op))
         self.graph.outputs = [self._read(value, identity(value.rank)) for value in self.graph.outputs]
         self.graph.remove_dead()
 
     def _layouts(self, value: Value) -> dict[Layout, Value]:
-        if value not in self.stored:  # a constant
-            self.stored[value] = {identity(value.rank): value}
-        return self.stored[value]
+        if value not in self.written:  # a constant
+            self.written[value] = {identity(value.rank): value}
+        return self.written[value]
 
     def _choose(self, op: Op) -> Mode:
-        """The cheapest mode; among equals the one that changes no layout yet."""
-        down = self.assignment.down[op.output]
+        """The cheapest mode; on a tie the one that changes no layout yet."""
+        down = self.costs.below[op.output]
 
         def cost(mode: Mode) -> tuple[float, float]:
-            now = sum(self._change(v, p) for v, p in dict(zip(op.inputs, mode.inputs, strict=True)).items())
-            return now + down[mode.output], now
+            change = sum(self._cheapest_change(v, p) for v, p in dict(zip(op.inputs, mode.inputs, strict=True)).items())
+            return change + down[mode.output], change
 
-        return min(self.assignment.modes[op], key=cost)
+        return min(self.costs.modes[op], key=cost)
 
-    def _change(self, value: Value, layout: Layout) -> float:
-        return min(self.assignment.cost(value, there, layout) for there in self._layouts(value))
+    def _cheapest_change(self, value: Value, layout: Layout) -> float:
+        return min(self.costs.change_cost(value, available, layout) for available in self._layouts(value))
 
     def _write(self, op: Op, mode: Mode) -> None:
         inputs = [self._read(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True)]
-        shape = stored(op.output.shape, mode.output)
+        shape = permute_shape(op.output.shape, mode.output)
         if op.kind == "RESHAPE":
             result = self.build.reshape(inputs[0], shape)
         else:
-            result = self.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
-        self.stored[op.output] = {mode.output: result}
-        wanted = [self.wanted[value] for value in op.inputs if value in self.wanted]
+            result = self.build.emit(op.kind, inputs, shape, op.output.dtype, **permute_attributes(op, mode))
+        self.written[op.output] = {mode.output: result}
+        wanted = [self.transpose_origins[value] for value in op.inputs if value in self.transpose_origins]
         if wanted and mode.output != identity(op.output.rank):
-            self.wanted[op.output] = wanted[0]
+            self.transpose_origins[op.output] = wanted[0]
 
     def _read(self, value: Value, layout: Layout) -> Value:
-        """``value`` in this layout, changed from the cheapest one that is stored."""
-        there = self._layouts(value)
-        if layout not in there:
-            nearest = min(there, key=lambda p: self.assignment.cost(value, p, layout))
-            if moves_nothing(value.shape, nearest, layout):
-                there[layout] = self.build.reshape(there[nearest], stored(value.shape, layout))
+        """``value`` in this layout, converted from the cheapest layout that is written."""
+        available = self._layouts(value)
+        if layout not in available:
+            nearest = min(available, key=lambda p: self.costs.change_cost(value, p, layout))
+            if is_free_permutation(value.shape, nearest, layout):
+                available[layout] = self.build.reshape(available[nearest], permute_shape(value.shape, layout))
             else:
-                reader, self.build.origins = self.build.origins, self.wanted.get(value, self.build.origins)
-                there[layout] = self.build.transpose(there[nearest], compose(inverse(nearest), layout))
+                reader, self.build.origins = self.build.origins, self.transpose_origins.get(value, self.build.origins)
+                available[layout] = self.build.transpose(available[nearest], compose(inverse(nearest), layout))
                 self.build.origins = reader
-        return there[layout]
+        return available[layout]

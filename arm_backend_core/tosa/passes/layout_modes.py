@@ -1,8 +1,6 @@
-"""How operators take tensors whose dimensions are stored in another order.
+"""Layout modes: which layouts of operands and result an operator supports, and its attributes in them.
 
-A layout is a permutation: dimension i of what is stored is dimension ``layout[i]`` of what the program
-means. For every operator this module says which layouts of operands and result go together, and how its
-attributes change.
+A layout is a permutation: dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from typing import Any, NamedTuple
 from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes.merge import groups
+from arm_backend_core.tosa.passes.merge import reshape_groups
 
 Shape = tuple[int, ...]
 
 #: Operators whose operands and result share one layout.
-_SAME = frozenset(
+_LAYOUT_AGNOSTIC = frozenset(
     kind
     for kind, record in OPERATORS.items()
     if record.elementwise or record.per_dimension or ("axis" in record.fields and kind != "ARGMAX")
@@ -33,30 +31,33 @@ class Mode(NamedTuple):
     output: Layout
 
 
-def _wide(shape: Shape, dims: Sequence[int]) -> list[int]:
+def _dims_above_one(shape: Shape, dims: Sequence[int]) -> list[int]:
     """Those of ``dims`` that have more than one element."""
     return [d for d in dims if shape[d] != 1]
 
 
 @lru_cache(maxsize=65536)
-def moves_nothing(shape: Shape, before: Layout, after: Layout) -> bool:
-    """Whether both layouts store the elements in one order: only dimensions of size 1 stand elsewhere."""
-    return _wide(shape, before) == _wide(shape, after)
+def is_free_permutation(shape: Shape, before: Layout, after: Layout) -> bool:
+    """Whether both layouts store the elements in the same order: only dimensions of size 1 differ in place."""
+    return _dims_above_one(shape, before) == _dims_above_one(shape, after)
 
 
-def stored(shape: Shape, layout: Layout) -> Shape:
-    """The shape of a tensor in ``layout``."""
+def permute_shape(shape: Shape, layout: Layout) -> Shape:
+    """The stored shape of a tensor in ``layout``."""
     return tuple(shape[d] for d in layout)
 
 
 @lru_cache(maxsize=65536)
-def through_reshape(source: Shape, result: Shape, layout: Layout) -> Layout | None:
-    """Layout of RESHAPE's result when its operand is in ``layout``; None when elements would have to move.
+def propagate_through_reshape(source: Shape, result: Shape, layout: Layout) -> Layout | None:
+    """Layout of a RESHAPE's result for its operand's ``layout``; None if elements would have to move.
 
-    Possible when every run of dimensions that is split or joined is stored in its own order.
+    It exists if each run of dimensions that the RESHAPE splits or merges is stored contiguously and in order.
     """
-    runs = [(_wide(source, before), _wide(result, after)) for before, after in groups(source, result)]
-    remaining = _wide(source, layout)
+    runs = [
+        (_dims_above_one(source, before), _dims_above_one(result, after))
+        for before, after in reshape_groups(source, result)
+    ]
+    remaining = _dims_above_one(source, layout)
     order: list[int] = []
     while remaining:
         run, new = next(run for run in runs if remaining[0] in run[0])
@@ -64,24 +65,24 @@ def through_reshape(source: Shape, result: Shape, layout: Layout) -> Layout | No
             return None
         remaining = remaining[len(run) :]
         order += new
-    # Dimensions of size 1 may stand anywhere: each keeps its place.
-    moved = iter(order)
-    return tuple(d if size == 1 else next(moved) for d, size in enumerate(result))
+    # The place of a dimension of size 1 does not matter: each keeps its own.
+    ordered = iter(order)
+    return tuple(d if size == 1 else next(ordered) for d, size in enumerate(result))
 
 
-def flexible(op: Op) -> bool:
-    """Whether the operator has any mode besides the one it is written in."""
-    return op.kind in _SAME or op.kind in ("TRANSPOSE", "RESHAPE", "ARGMAX")
+def is_layout_flexible(op: Op) -> bool:
+    """Whether the operator supports another mode than the identity layouts."""
+    return op.kind in _LAYOUT_AGNOSTIC or op.kind in ("TRANSPOSE", "RESHAPE", "ARGMAX")
 
 
-def forward(op: Op, operand: Layout) -> Layout | None:
-    """Layout of the result when the (first) operand comes in this one."""
-    if op.kind in _SAME:
+def propagate_layout(op: Op, operand: Layout) -> Layout | None:
+    """Layout of the result if the (first) operand is in layout ``operand``; None if that is not supported."""
+    if op.kind in _LAYOUT_AGNOSTIC:
         return operand if _accepts(op, operand) else None
     if op.kind == "TRANSPOSE":
         return compose(inverse(tuple(op.attrs["perms"])), operand)
     if op.kind == "RESHAPE":
-        return through_reshape(op.inputs[0].shape, op.output.shape, operand)
+        return propagate_through_reshape(op.inputs[0].shape, op.output.shape, operand)
     if op.kind == "ARGMAX":
         axis = op.attrs["axis"]
         return tuple(d - (d > axis) for d in operand if d != axis)
@@ -89,29 +90,29 @@ def forward(op: Op, operand: Layout) -> Layout | None:
 
 
 def modes(op: Op, output: Layout) -> list[Mode]:
-    """Every way to write the result in this layout."""
-    if op.kind in _SAME:
+    """Every mode that writes the result in layout ``output``."""
+    if op.kind in _LAYOUT_AGNOSTIC:
         return [Mode((output,) * len(op.inputs), output)] if _accepts(op, output) else []
     if op.kind == "TRANSPOSE":
         return [Mode((compose(tuple(op.attrs["perms"]), output),), output)]
     if op.kind == "RESHAPE":
-        operand = through_reshape(op.output.shape, op.inputs[0].shape, output)
+        operand = propagate_through_reshape(op.output.shape, op.inputs[0].shape, output)
         return [] if operand is None else [Mode((operand,), output)]
     if op.kind == "ARGMAX":
         axis = op.attrs["axis"]
-        kept = [d + (d >= axis) for d in output]
-        return [Mode(((*kept[:i], axis, *kept[i:]),), output) for i in range(len(kept) + 1)]
+        other_dims = [d + (d >= axis) for d in output]
+        return [Mode(((*other_dims[:i], axis, *other_dims[i:]),), output) for i in range(len(other_dims) + 1)]
     if output != identity(op.output.rank):
         return []
     return [Mode(tuple(identity(value.rank) for value in op.inputs), output)]
 
 
 def _accepts(op: Op, layout: Layout) -> bool:
-    """A RESCALE per channel has its channels in the last dimension."""
+    """Whether the operator supports the layout: a per-channel RESCALE needs its channels in the last dimension."""
     return not op.attrs.get("per_channel") or layout[-1] == len(layout) - 1
 
 
-def attributes(op: Op, mode: Mode) -> dict[str, Any]:
+def permute_attributes(op: Op, mode: Mode) -> dict[str, Any]:
     """The operator's attributes in this mode."""
     attrs = dict(op.attrs)
     if "axis" in attrs:
@@ -120,5 +121,5 @@ def attributes(op: Op, mode: Mode) -> dict[str, Any]:
         per = len(attrs[name]) // len(mode.output)
         attrs[name] = [int(attrs[name][per * d + i]) for d in mode.output for i in range(per)]
     if op.kind == "RESHAPE":
-        attrs["shape"] = list(stored(op.output.shape, mode.output))
+        attrs["shape"] = list(permute_shape(op.output.shape, mode.output))
     return attrs

@@ -1,4 +1,4 @@
-"""Data movement that can be said with fewer operators, or with none."""
+"""Peephole rules that merge or remove data movement: RESHAPE, SLICE, CONCAT, PAD, TILE."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 Groups = list[tuple[list[int], list[int]]]
 
 
-def groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
+def reshape_groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
     """Shortest runs of dimensions of shapes ``a`` and ``b`` that hold the same elements under RESHAPE.
 
-    Dimensions of size 1 join the run before them. Both shapes have the same, non-zero number of elements.
+    Dimensions of size 1 belong to the run before them. Both shapes have the same, non-zero number of elements.
     """
-    cuts = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
-    result: Groups = [([], []) for _ in cuts]
+    boundaries = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
+    result: Groups = [([], []) for _ in boundaries]
     for side, shape in enumerate((a, b)):
         total, run = 1, 0
         for dim, size in enumerate(shape):
             total *= size
-            while size > 1 and total > cuts[run]:
+            while size > 1 and total > boundaries[run]:
                 run += 1
             result[run][side].append(dim)
     return result
 
 
-def alike(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether shapes differ in dimensions of size 1 alone."""
+def equal_without_ones(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether the shapes differ only in dimensions of size 1."""
     return [size for size in a if size != 1] == [size for size in b if size != 1]
 
 
@@ -40,7 +40,7 @@ def alike(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
 
 
 def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """Only the last shape counts; the same shape is no operator."""
+    """RESHAPE of a RESHAPE becomes one; a RESHAPE to the same shape is removed."""
     first = producer(op.inputs[0], "RESHAPE")
     if first is None and op.output.shape != op.inputs[0].shape:
         return None
@@ -48,23 +48,23 @@ def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """f(RESHAPE(x), ...) is RESHAPE(f(x, ...)): the RESHAPE travels until it meets another and merges.
+    """f(RESHAPE(x), ...) becomes RESHAPE(f(x, ...)): the RESHAPE sinks until it merges with another.
 
-    Only where every reader is elementwise, so that the RESHAPE itself goes away.
+    Only if every reader is elementwise, so that the RESHAPE itself is removed.
     """
     reshape = next((r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None)
     if reshape is None or not _only_elementwise_readers(reshape.output, rewriter):
         return None
     shape = reshape.inputs[0].shape
-    if len(shape) > max(4, op.output.rank) or not shape:  # hardware computes up to four dimensions best
+    if len(shape) > max(4, op.output.rank) or not shape:  # the hardware is fastest with up to four dimensions
         return None
     if op.attrs.get("per_channel") and shape[-1] != op.output.shape[-1]:
         return None
-    inputs = [_before_reshape(value, op.output.shape, shape, rewriter) for value in op.inputs]
-    known = [value for value in inputs if value is not None]
-    if len(known) != len(inputs):
+    inputs = [_undo_reshape(value, op.output.shape, shape, rewriter) for value in op.inputs]
+    sunk = [value for value in inputs if value is not None]
+    if len(sunk) != len(inputs):
         return None
-    result = rewriter.build.emit(op.kind, known, shape, op.output.dtype, **op.attrs)
+    result = rewriter.build.emit(op.kind, sunk, shape, op.output.dtype, **op.attrs)
     return rewriter.build.reshape(result, op.output.shape)
 
 
@@ -73,23 +73,23 @@ def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
     return users is not None and all(user.kind in ELEMENTWISE for user in users)
 
 
-def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
-    """``value``, which broadcasts to ``old``, as it broadcasts to ``new``; None unless that is free."""
+def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
+    """``value``, which broadcasts to shape ``old``, in a shape that broadcasts to ``new``; None unless that is free."""
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
         return reshape.inputs[0]
-    scaled = producer(value, "RESCALE")
-    if scaled is not None and scaled.inputs[0].data is not None and not scaled.attrs["per_channel"]:
-        inner = _before_reshape(scaled.inputs[0], old, new, rewriter)
-        return inner and rewriter.build.emit("RESCALE", (inner,), inner.shape, value.dtype, **scaled.attrs)
+    rescale = producer(value, "RESCALE")
+    if rescale is not None and rescale.inputs[0].data is not None and not rescale.attrs["per_channel"]:
+        inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
+        return inner and rewriter.build.emit("RESCALE", (inner,), inner.shape, value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return None  # not free; a result of one element would pass its RESHAPE to and fro between the operands
+        return None  # not free; with one element, the rule would move the RESHAPE to and fro between the operands
     shape = [1] * len(new)
-    for new_dims, old_dims in groups(new, old):
-        wanted = [dim for dim in old_dims if value.shape[dim] != 1]
-        if wanted and any(value.shape[dim] != old[dim] for dim in old_dims):
+    for new_dims, old_dims in reshape_groups(new, old):
+        broadcast_dims = [dim for dim in old_dims if value.shape[dim] != 1]
+        if broadcast_dims and any(value.shape[dim] != old[dim] for dim in old_dims):
             return None
-        for dim in new_dims if wanted else ():
+        for dim in new_dims if broadcast_dims else ():
             shape[dim] = new[dim]
     return rewriter.build.reshape(value, shape)
 
@@ -98,7 +98,7 @@ def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], re
 
 
 def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
-    """SLICE of everything, of a SLICE, of one operand of a CONCAT, or of what a PAD left unchanged."""
+    """SLICE of everything, of a SLICE, of one operand of a CONCAT, or of the part inside a PAD."""
     source, start, size = op.inputs[0], list(op.attrs["start"]), list(op.attrs["size"])
     if tuple(size) == source.shape:
         return source
@@ -106,12 +106,12 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
     if inner is None:
         return None
     if inner.kind == "SLICE":
-        return rewriter.build.slice(inner.inputs[0], _sum(start, inner.attrs["start"]), size)
+        return rewriter.build.slice(inner.inputs[0], _add_elementwise(start, inner.attrs["start"]), size)
     if inner.kind == "CONCAT":
         return _slice_of_concat(inner, start, size, rewriter)
     if inner.kind == "PAD":
-        before = inner.attrs["padding"][::2]
-        start = [a - b for a, b in zip(start, before, strict=True)]
+        leading_padding = inner.attrs["padding"][::2]
+        start = [a - b for a, b in zip(start, leading_padding, strict=True)]
         ends = zip(start, size, inner.inputs[0].shape, strict=True)
         if all(a >= 0 and a + n <= limit for a, n, limit in ends):
             return rewriter.build.slice(inner.inputs[0], start, size)
@@ -119,7 +119,7 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def slice_before_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """SLICE of a RESHAPE that only adds or drops dimensions of size 1 in front: the RESHAPE travels on."""
+    """SLICE of a RESHAPE that only adds or removes dimensions of size 1: the RESHAPE sinks behind the SLICE."""
     reshape = producer(op.inputs[0], "RESHAPE")
     readers = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]
     if reshape is None or not readers or not all(readers):
@@ -127,14 +127,14 @@ def slice_before_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     whole, source = op.inputs[0].shape, reshape.inputs[0]
     if any(user.kind != "SLICE" for user in rewriter.users(op.inputs[0]) or (op,)):
         return None
-    if whole[-1] != source.shape[-1] or not alike(whole, source.shape):
+    if whole[-1] != source.shape[-1] or not equal_without_ones(whole, source.shape):
         return None
     spans = iter([span for n, *span in zip(whole, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
     start, size = zip(*(next(spans) if n > 1 else (0, 1) for n in source.shape), strict=True)
     return rewriter.build.reshape(rewriter.build.slice(source, start, size), op.output.shape)
 
 
-def _sum(a: list[int], b: list[int]) -> list[int]:
+def _add_elementwise(a: list[int], b: list[int]) -> list[int]:
     return [x + y for x, y in zip(a, b, strict=True)]
 
 
@@ -150,25 +150,25 @@ def _slice_of_concat(concat: Op, start: list[int], size: list[int], rewriter: Re
 
 
 def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
-    """CONCAT of CONCATs is one; neighbouring SLICEs of one value are one SLICE."""
+    """CONCAT of CONCATs becomes one; neighbouring SLICEs of one value become one SLICE."""
     axis = op.attrs["axis"]
     parts: list[Value] = []
     for value in op.inputs:
         inner = producer(value, "CONCAT")
-        nested = inner is not None and inner.attrs["axis"] == axis and rewriter.single_use(value)
-        for part in inner.inputs if inner is not None and nested else (value,):
-            joined = _join_slices(parts[-1], part, axis, rewriter) if parts else None
-            if joined is None:
+        is_nested = inner is not None and inner.attrs["axis"] == axis and rewriter.single_use(value)
+        for part in inner.inputs if inner is not None and is_nested else (value,):
+            merged = _join_slices(parts[-1], part, axis, rewriter) if parts else None
+            if merged is None:
                 parts.append(part)
             else:
-                parts[-1] = joined
+                parts[-1] = merged
     if len(parts) > LEVEL_8K.max_tensor_list_size or (parts == op.inputs and len(parts) > 1):
         return None
     return rewriter.build.concat(parts, axis)
 
 
 def _join_slices(a: Value, b: Value, axis: int, rewriter: Rewriter) -> Value | None:
-    """The one SLICE that gives ``a`` followed by ``b`` along ``axis``."""
+    """The single SLICE that equals ``a`` followed by ``b`` along ``axis``; None if there is none."""
     first, second = producer(a, "SLICE"), producer(b, "SLICE")
     if first is None or second is None or first.inputs[0] is not second.inputs[0]:
         return None
@@ -190,7 +190,7 @@ def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
     inner = producer(source, "PAD")
     if inner is None or inner.attrs["pad_const"] != op.attrs["pad_const"] or not rewriter.single_use(source):
         return None
-    padding = _sum(padding, inner.attrs["padding"])
+    padding = _add_elementwise(padding, inner.attrs["padding"])
     pairs = list(zip(padding[::2], padding[1::2], strict=True))
     return rewriter.build.pad(inner.inputs[0], pairs, op.attrs["pad_const"])
 

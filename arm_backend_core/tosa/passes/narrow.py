@@ -1,4 +1,4 @@
-"""Narrower elements: data movement goes back to where they are, and weights are written in four bits."""
+"""Narrow elements: hoist RESHAPEs above widening operators, and store weights in four bits."""
 
 from __future__ import annotations
 
@@ -10,26 +10,28 @@ from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, rewrite_to_fixpoint
 
 
-def move_narrow_elements(graph: Graph, target: Target) -> None:
-    """RESHAPE(widen(x)) becomes widen(RESHAPE(x)); where hardware copies for a RESHAPE, it copies less."""
-    rewrite_to_fixpoint(graph, target, {"RESHAPE": [raise_reshape]})
+def hoist_reshapes(graph: Graph, target: Target) -> None:
+    """RESHAPE(widen(x)) becomes widen(RESHAPE(x)): where the hardware copies for a RESHAPE, it copies fewer bytes."""
+    rewrite_to_fixpoint(graph, target, {"RESHAPE": [hoist_reshape]})
 
 
-def raise_reshape(op: Op, rewriter: Rewriter) -> Value | None:
-    """A RESHAPE passes the elementwise operator that it alone reads, where that one widens."""
-    wide = op.inputs[0]
-    widen = wide.producer
+def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
+    """Hoist a RESHAPE above the elementwise operator before it, if that widens and has no other reader."""
+    widened = op.inputs[0]
+    widen = widened.producer
     if widen is None or widen.kind not in UNARY or widen.attrs.get("per_channel"):
         return None
     narrow = widen.inputs[0]
-    if narrow.dtype.numpy.itemsize >= wide.dtype.numpy.itemsize or not rewriter.single_use(wide):
+    if narrow.dtype.numpy.itemsize >= widened.dtype.numpy.itemsize or not rewriter.single_use(widened):
         return None
     reshaped = rewriter.build.reshape(narrow, op.output.shape)
     return rewriter.build.emit(widen.kind, (reshaped,), op.output.shape, op.output.dtype, **widen.attrs)
 
 
 def narrow_weights(graph: Graph, target: Target) -> None:
-    """Constant int8 weights from -7 to 7 become INT4 where TOSA has it; Vela encodes both to the same bytes."""
+    """Constant int8 weights from -7 to 7 become INT4 where TOSA supports it. Not for NPUs: Vela encodes both
+    equally.
+    """
     for op in graph.ops if not target.hardware.npu else ():
         if op.attrs.get("weight_zp") != 0:
             continue

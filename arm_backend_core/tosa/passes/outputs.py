@@ -1,4 +1,4 @@
-"""What the flatbuffer wants of a graph's results."""
+"""Distinct outputs: the serializer requires that each output is the result of an operator of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 
 
 def make_outputs_distinct(graph: Graph, target: Target) -> None:
-    """Every output has an operator of its own: inputs, constants and repeated values pass an IDENTITY."""
+    """Insert an IDENTITY before outputs that are inputs, constants or repeated values."""
     build = Builder(graph, target)
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):

@@ -1,4 +1,4 @@
-"""The sweep that local rules run in: one walk over the graph that offers each operator to its rules."""
+"""Peephole rewriting: one sweep over the graph offers each operator to its rules; sweeps repeat to a fixpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
 class Rewriter:
-    """What a rule may ask about the graph, and the builder that it writes with."""
+    """What a rule may ask about the graph, and the builder that it emits operators with."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
         self.build = Builder(graph, target)
@@ -19,138 +19,144 @@ class Rewriter:
         self._outputs = set(graph.outputs)
 
     def users(self, value: Value) -> list[Op] | None:
-        """Its readers when the sweep began; None when ``value`` leaves the graph or is new."""
+        """The readers of ``value`` when the sweep began; None if ``value`` is an output of the graph or new."""
         return None if value in self._outputs else self._users.get(value)
 
     def single_use(self, value: Value) -> bool:
-        """Whether exactly one operator reads ``value``; False when that is not known in this sweep."""
+        """Whether exactly one operator reads ``value``; False if this sweep does not know."""
         return self.only_user(value) is not None
 
     def only_user(self, value: Value) -> Op | None:
-        """The operator that reads ``value``, where no other does and that is known."""
+        """The single reader of ``value``; None if there are others or this sweep does not know."""
         match self.users(value):
             case [reader]:
                 return reader
         return None
 
     def feeds(self, value: Value, kind: str, through: Sequence[str] = ("RESHAPE", "RESCALE")) -> bool:
-        """Whether a ``kind`` reads the value, as it is or past operators of the kinds ``through``."""
+        """Whether an operator of ``kind`` reads the value, also past operators of the kinds ``through``."""
         readers = self.users(value) or []
         return any(r.kind == kind or (r.kind in through and self.feeds(r.output, kind, through)) for r in readers)
 
-    def replaced(self, old: Value, new: Value) -> None:
-        """Readers of ``old`` read ``new`` from now on."""
+    def record_replacement(self, old: Value, new: Value) -> None:
+        """Record that readers of ``old`` read ``new`` from now on."""
         if old in self._outputs:
             self._outputs.add(new)
         self._users[new] = self._users.get(new, []) + self._users.get(old, [])
 
 
-#: Gives the value that replaces the operator's result, or None to leave the operator as it is.
+#: A peephole rule: returns the replacement of the operator's result, or None to keep the operator.
 Rule = Callable[[Op, Rewriter], Value | None]
 Rules = Mapping[str, Sequence[Rule]]
 
 
 def producer(value: Value, kind: str) -> Op | None:
-    """The operator that made ``value`` if it is of this kind."""
+    """The producer of ``value`` if it is of this kind, else None."""
     op = value.producer
     return op if op is not None and op.kind == kind else None
 
 
 def skip_through(value: Value, *kinds: str) -> Value:
-    """What ``value`` is, before operators of these kinds."""
+    """The value from which ``value`` results by operators of these kinds alone."""
     while (op := value.producer) is not None and op.kind in kinds:
         value = op.inputs[0]
     return value
 
 
-def apply_once(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> bool:
-    """Offer every operator, in execution order, to ``rules[kind]``; True if anything was replaced.
+def apply_once(graph: Graph, target: Target, rules: Rules, *, no_swaps: bool = False) -> bool:
+    """Offer every operator, in execution order, to ``rules[kind]``.
 
-    What a rule wrote before it gave None, or before the target refused an operator, is dead and removed.
+    Operators that a rule emitted before it returned None, or before the target refused an operator, are dead and
+    removed.
 
     Args:
-        anew: rules write the same operators otherwise, on other elements; they exchange none.
+        no_swaps: the rules never exchange an operator with its neighbour (f(TRANSPOSE(x)) to TRANSPOSE(f(x))). It
+            decides how origins propagate.
+
+    Returns:
+        whether anything was replaced.
     """
     graph.remove_dead()
     rewriter = Rewriter(graph, target)
     old, graph.ops = graph.ops, []
     replaced: dict[Value, Value] = {}
-    made: dict[Op, list[Op]] = {}
+    emitted: dict[Op, list[Op]] = {}
     for op in old:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
         rewriter.build.origins, mark = op.origins, len(graph.ops)
-        result = _first(rules.get(op.kind, ()), op, rewriter)
+        result = _apply_first_rule(rules.get(op.kind, ()), op, rewriter)
         if result is None:
             graph.ops.append(op)
         else:
             assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r}: {result!r}"
-            replaced[op.output], made[op] = result, graph.ops[mark:]
-            rewriter.replaced(op.output, result)
+            replaced[op.output], emitted[op] = result, graph.ops[mark:]
+            rewriter.record_replacement(op.output, result)
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
     if replaced:
         graph.remove_dead()
-        _propagate_origins(made, set(graph.ops), anew)
+        _propagate_origins(emitted, set(graph.ops), no_swaps)
     return bool(replaced)
 
 
-#: What costs nothing any more where arithmetic takes it in.
-_PLACES = ("IDENTITY", "RESHAPE", "TRANSPOSE")
+#: Operators without cost once arithmetic absorbs them.
+_FREE_MOVEMENT = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
-def _propagate_origins(made: Mapping[Op, Sequence[Op]], live: Collection[Op], anew: bool) -> None:
-    """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
+def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op], no_swaps: bool) -> None:
+    """Propagate origins from removed operators to their replacement: to operators of the same kind, or else to all.
 
-    What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
-    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have. No arithmetic loses its origins.
+    An emitted operator has the origins of the operator that its rule replaced. If a rule exchanged two operators, as
+    f(TRANSPOSE(x)) to TRANSPOSE(f(x)), each keeps its own origins only. No arithmetic loses its origins.
 
     Args:
-        made: by the operators that were replaced, in execution order, what was written for each.
-        anew: f(TRANSPOSE(x)) is never what was written so; it would have a value that it has not.
+        emitted: the operators that rules emitted, by the operator that they replaced, in execution order.
+        live: the operators that are still in the graph.
+        no_swaps: as in ``apply_once``.
     """
-    for replaced, ops in made.items():
-        given: dict[Op, list[Op]] = {}
-        for gone in _between({value for op in ops for value in op.inputs}, replaced, live):
-            alike = [op for op in ops if op.kind == gone.kind]
-            for heir in alike or (() if gone.kind in _PLACES else ops):
-                given.setdefault(heir, []).append(gone)
-        for heir, others in given.items():
-            exchanged = not anew and replaced.kind in {op.kind for op in ops}
-            moved = exchanged and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
-            heir.origins = merge_origins(others if moved else [heir, *others])
+    for replaced, ops in emitted.items():
+        by_heir: dict[Op, list[Op]] = {}
+        for dead in _dead_operators_between({value for op in ops for value in op.inputs}, replaced, live):
+            same_kind = [op for op in ops if op.kind == dead.kind]
+            for heir in same_kind or (() if dead.kind in _FREE_MOVEMENT else ops):
+                by_heir.setdefault(heir, []).append(dead)
+        for heir, others in by_heir.items():
+            is_swap = not no_swaps and replaced.kind in {op.kind for op in ops}
+            is_moved = is_swap and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
+            heir.origins = merge_origins(others if is_moved else [heir, *others])
 
 
-def _between(read: Collection[Value], replaced: Op, live: Collection[Op]) -> list[Op]:
-    """Dead operators that lead from values that are ``read`` now to the one that was replaced."""
+def _dead_operators_between(read_values: Collection[Value], root: Op, live: Collection[Op]) -> list[Op]:
+    """Dead operators on paths from ``read_values`` to the operator ``root`` that was replaced."""
     found: dict[Op, None] = {}
-    waiting = list(replaced.inputs)
-    while waiting:
-        value = waiting.pop()
-        if value not in read and (op := value.producer) is not None and op not in live and op not in found:
+    pending = list(root.inputs)
+    while pending:
+        value = pending.pop()
+        if value not in read_values and (op := value.producer) is not None and op not in live and op not in found:
             found[op] = None
-            waiting += op.inputs
-    reached, known = set(read), -1
-    while len(reached) > known:
-        known = len(reached)
+            pending += op.inputs
+    reached, count = set(read_values), -1
+    while len(reached) > count:
+        count = len(reached)
         reached |= {op.output for op in found if not reached.isdisjoint(op.inputs)}
     return [op for op in found if op.output in reached]
 
 
 def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
-    """Repeat ``apply_once`` until no rule does anything.
+    """Repeat ``apply_once`` until no rule applies.
 
-    A rule must remove an operator or move one past another in the direction of all rules, which each operator can do at
-    most as often as there are operators.
+    A rule must remove an operator, or move one past another in the direction that all rules share. Each operator can
+    move at most as often as there are operators, which bounds the number of sweeps.
 
     Raises:
-        AssertionError: the rules do not come to rest: two of them undo each other.
+        AssertionError: no fixpoint within the bound: two rules undo each other.
     """
     for _ in range(len(graph.ops) + 2):
         if not apply_once(graph, target, rules):
             return
-    raise AssertionError(f"rules for {', '.join(rules)} undo each other")
+    raise AssertionError(f"no fixpoint: the peephole rules for {', '.join(rules)} undo each other")
 
 
-def _first(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
+def _apply_first_rule(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
     for rule in rules:
         try:
             result = rule(op, rewriter)

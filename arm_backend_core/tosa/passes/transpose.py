@@ -1,42 +1,48 @@
-"""Local rules for TRANSPOSE: merging, and handing it to a constant operand."""
+"""Peephole rules for TRANSPOSE: merging, cancelling, sinking, and permuting constant weights instead."""
 
 from __future__ import annotations
 
 from arm_backend_core.permutation import compose, identity, inverse
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, forward, moves_nothing, stored
-from arm_backend_core.tosa.passes.merge import alike, groups
+from arm_backend_core.tosa.passes.layout_modes import (
+    Mode,
+    is_free_permutation,
+    permute_attributes,
+    permute_shape,
+    propagate_layout,
+)
+from arm_backend_core.tosa.passes.merge import equal_without_ones, reshape_groups
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, skip_through
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE."""
+    """TRANSPOSE of a TRANSPOSE becomes one; a TRANSPOSE that moves only dimensions of size 1 becomes a RESHAPE."""
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
-    if moves_nothing(source.shape, identity(source.rank), perms):
+    if is_free_permutation(source.shape, identity(source.rank), perms):
         return rewriter.build.reshape(source, op.output.shape)
     inner = producer(source, "TRANSPOSE")
     if inner is None:
-        return undo_transpose(op, rewriter)
+        return cancel_transpose(op, rewriter)
     return rewriter.build.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
 
 
-def undo_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """A TRANSPOSE that undoes one before a RESHAPE, which adds or drops dimensions of size 1, is a RESHAPE too."""
+def cancel_transpose(op: Op, rewriter: Rewriter) -> Value | None:
+    """A TRANSPOSE that undoes another one becomes a RESHAPE, also past a RESHAPE of dimensions of size 1."""
     before = producer(skip_through(op.inputs[0], "RESHAPE"), "TRANSPOSE")
-    if before is None or not alike(op.inputs[0].shape, before.output.shape):
+    if before is None or not equal_without_ones(op.inputs[0].shape, before.output.shape):
         return None
-    turns = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]
-    first, second = ([sorted(turn).index(d) for d in turn] for turn in turns)
+    moved_dims = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]
+    first, second = ([sorted(turn).index(d) for d in turn] for turn in moved_dims)
     if [first[d] for d in second] != sorted(first):
         return None
     return rewriter.build.reshape(before.inputs[0], op.output.shape)
 
 
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """f(TRANSPOSE(x), constants) is TRANSPOSE(f(x, constants)), where the result is not wider than x.
+    """f(TRANSPOSE(x), constants) becomes TRANSPOSE(f(x, constants)), if the result's elements are not wider than x's.
 
-    It brings a convolution next to its arithmetic and a TRANSPOSE next to the operator that absorbs it.
+    It brings a convolution next to its arithmetic, and a TRANSPOSE next to the operator that absorbs it.
     """
     moved = [value for value in op.inputs if value.data is None]
     transpose = producer(moved[0], "TRANSPOSE") if len(moved) == 1 else None
@@ -45,50 +51,50 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     if op.output.dtype.numpy.itemsize > moved[0].dtype.numpy.itemsize:
         return None
     perms = tuple(transpose.attrs["perms"])
-    layout = forward(op, inverse(perms))
+    layout = propagate_layout(op, inverse(perms))
     if layout is None:
         return None
     mode = Mode((layout,) * len(op.inputs), layout)
     source = transpose.inputs[0]
     inputs = [source if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
-    shape = stored(op.output.shape, layout)
-    result = rewriter.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
+    shape = permute_shape(op.output.shape, layout)
+    result = rewriter.build.emit(op.kind, inputs, shape, op.output.dtype, **permute_attributes(op, mode))
     return rewriter.build.transpose(result, perms)
 
 
 def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
-    """A linear layer on a flattened, transposed tensor: its weights are permuted instead.
+    """Permute the weights of a linear layer in place of its flattened, transposed input.
 
-    CONV2D with a 1x1 window sums over its last dimension, in whatever order weights and input share.
+    A CONV2D with a 1x1 window sums over its last dimension, in any order that weights and input share.
     """
     x, weight = op.inputs[0], op.inputs[1]
     reshape = producer(x, "RESHAPE")
     transpose = producer(reshape.inputs[0], "TRANSPOSE") if reshape is not None else None
     if transpose is None or weight.data is None or weight.shape[1:3] != (1, 1):
         return None
-    order = _order_of_summed(transpose, x.shape)
+    order = _summed_dims_order(transpose, x.shape)
     if order is None:
         return None
-    written = sorted(order)
-    data = weight.data.reshape(weight.shape[0], *(transpose.output.shape[dim] for dim in written))
-    data = data.transpose(0, *(1 + written.index(dim) for dim in order)).reshape(weight.shape)
+    summed_dims = sorted(order)
+    data = weight.data.reshape(weight.shape[0], *(transpose.output.shape[dim] for dim in summed_dims))
+    data = data.transpose(0, *(1 + summed_dims.index(dim) for dim in order)).reshape(weight.shape)
     flat = rewriter.build.reshape(transpose.inputs[0], x.shape)
     inputs = [flat, constant(data, weight.dtype), *op.inputs[2:]]
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-def _order_of_summed(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:
-    """Dimensions of the TRANSPOSE's result that RESHAPE to ``flat`` joins as the last one, in its operand's order.
+def _summed_dims_order(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:
+    """The dimensions that a RESHAPE to ``flat`` merges into the last one, in the order of the TRANSPOSE's operand.
 
-    None where they are joined with more than that, or where the TRANSPOSE moves other dimensions too.
+    None if the RESHAPE merges others with them, or if the TRANSPOSE moves other dimensions too.
     """
     shape = transpose.output.shape
-    summed, features = groups(shape, flat)[-1]
+    summed, features = reshape_groups(shape, flat)[-1]
     if any(flat[dim] != 1 for dim in features if dim != len(flat) - 1):
         return None
     before = [dim for dim in inverse(tuple(transpose.attrs["perms"])) if shape[dim] != 1]
-    kept = [dim for dim, size in enumerate(shape) if size != 1 and dim not in summed]
-    return before[len(kept) :] if before[: len(kept)] == kept else None
+    other_dims = [dim for dim, size in enumerate(shape) if size != 1 and dim not in summed]
+    return before[len(other_dims) :] if before[: len(other_dims)] == other_dims else None
 
 
 RULES: dict[str, list[Rule]] = {

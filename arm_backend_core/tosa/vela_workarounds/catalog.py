@@ -1,9 +1,9 @@
-"""Ethos-U: forms that Vela compiles to something else, in forms that it compiles right (``docs/contributors/vela.md``).
+"""Catalog of Vela workarounds: finds patterns that Vela miscompiles and rewrites them (``docs/contributors/vela.md``).
 
-``Hardware.vela_bugs`` names those that a family meets; the names are checked when this module is imported. Nothing here
-changes a bit of a result. Where a copy helps it is here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the
-other forms. A workaround may make room for another mistake, or an operator may have two: the graph is rewritten until
-no predicate of a mistake is true of it.
+``Hardware.vela_bugs`` names the bugs that affect a family; the names are checked when this module is imported. Every
+rewrite keeps the results equal to the bit. This module has the workarounds that insert a copy; ``arithmetic``,
+``rescales``, ``shapes`` and ``tables`` have the others. A rewrite may create the pattern of another workaround, and
+several may match one operator. The graph is therefore rewritten until no predicate matches.
 """
 
 from __future__ import annotations
@@ -22,98 +22,122 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
-from arm_backend_core.tosa.passes.merge import alike
+from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds import arithmetic, rescales, shapes, tables
-from arm_backend_core.tosa.vela_workarounds.arithmetic import copied, copy_where
+from arm_backend_core.tosa.vela_workarounds.arithmetic import copy_operands_where, emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround, is_needed
 
-#: Rewrites of the whole graph; 2,074 graphs of the operator tests needed one at most, 6,000 pairs of mistakes three.
-_ROUNDS = 12
+#: Limit of the fixpoint iteration. 2,074 graphs of the operator tests need at most 1 round, 6,000 random pairs of
+#: miscompiled patterns at most 3.
+_MAX_ROUNDS = 12
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
-_WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
-_APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D", "REDUCE_SUM", "TRANSPOSE_CONV2D")
+_CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
+#: Operators that Vela may execute as several operations.
+_SPLIT = (
+    *_CONVOLUTIONS,
+    *_REDUCTIONS,
+    "ARGMAX",
+    "AVG_POOL2D",
+    "MATMUL",
+    "MAX_POOL2D",
+    "REDUCE_SUM",
+    "TRANSPOSE_CONV2D",
+)
 
 
 def apply_vela_workarounds(graph: Graph, target: Target) -> None:
-    """Apply the workarounds for ``target``'s compiler until no predicate matches.
+    """Apply the workarounds for ``target``'s Vela release until no predicate matches.
 
     Raises:
-        AssertionError: mistakes are left, because workarounds undo each other or the target refuses one.
+        AssertionError: matches are left after the last round, because workarounds undo each other, or the target
+            refuses an operator of a rewrite.
     """
-    for _ in range(_ROUNDS):
-        found = find_mistakes(graph, target)
+    for _ in range(_MAX_ROUNDS):
+        found = find_vela_bugs(graph, target)
         if not found:
             return
-        _rewrite(graph, target, late=all(isinstance(mistake, Workaround) and mistake.runs_last for mistake in found))
-    check_mistakes(graph, target)
+        _rewrite_graph(graph, target, run_last=all(isinstance(x, Workaround) and x.runs_last for x in found))
+    assert_no_vela_bugs(graph, target)
 
 
-def find_mistakes(graph: Graph, target: Target) -> dict[AnyWorkaround, list[Any]]:
-    """What the compiler of ``target`` gets wrong in ``graph``: by mistake operators, or what a GraphMistake finds."""
+def find_vela_bugs(graph: Graph, target: Target) -> dict[AnyWorkaround, list[Any]]:
+    """All patterns in ``graph`` that the Vela release of ``target`` miscompiles.
+
+    Returns:
+        the matched operators by workaround; for a ``GraphWorkaround``, what its ``find`` returns.
+    """
     found: dict[AnyWorkaround, list[Any]] = {}
     by_kind: dict[str, list[Workaround[Any]]] = {}
-    for mistake in _made_by(target):
-        if isinstance(mistake, GraphWorkaround):
-            if sites := mistake.find(graph, target):
-                found[mistake] = list(sites)
+    for workaround in _needed_workarounds(target):
+        if isinstance(workaround, GraphWorkaround):
+            if sites := workaround.find(graph, target):
+                found[workaround] = list(sites)
             continue
-        for kind in mistake.kinds:
-            by_kind.setdefault(kind, []).append(mistake)
+        for kind in workaround.kinds:
+            by_kind.setdefault(kind, []).append(workaround)
     rewriter = Rewriter(graph, target)
     for op in graph.ops if by_kind else ():
-        for mistake in by_kind.get(op.kind, ()):
-            if mistake.find(op, rewriter):
-                found.setdefault(mistake, []).append(op)
+        for workaround in by_kind.get(op.kind, ()):
+            if workaround.find(op, rewriter):
+                found.setdefault(workaround, []).append(op)
     return found
 
 
-def check_mistakes(graph: Graph, target: Target) -> None:
-    """Assert that the compiler gets nothing of ``graph`` wrong that is known.
+def assert_no_vela_bugs(graph: Graph, target: Target) -> None:
+    """Assert that ``graph`` has no pattern that Vela is known to miscompile.
 
     Raises:
-        AssertionError: with the mistakes and where they are.
+        AssertionError: lists the workarounds that match, and where.
     """
-    found = find_mistakes(graph, target)
-    left = "; ".join(f"{mistake.name}: {site!r}" for mistake, sites in found.items() for site in sites[:3])
-    assert not found, f"{target.name}: forms that its compiler gets wrong are left: {left}"
+    found = find_vela_bugs(graph, target)
+    remaining = "; ".join(f"{workaround.name}: {site!r}" for workaround, sites in found.items() for site in sites[:3])
+    assert not found, f"{target.name}: patterns that Vela miscompiles are left: {remaining}"
 
 
-def _made_by(target: Target) -> list[AnyWorkaround]:
-    """Those that the compiler makes for ``target``, by priority."""
-    return [mistake for mistake in WORKAROUNDS if is_needed(mistake, target)]
+def _needed_workarounds(target: Target) -> list[AnyWorkaround]:
+    """The workarounds for the bugs of ``target``'s Vela release, by priority."""
+    return [workaround for workaround in WORKAROUNDS if is_needed(workaround, target)]
 
 
-def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
-    """Rewrite graph-level mistakes, then each operator by the first mistake that is found there."""
+def _rewrite_graph(graph: Graph, target: Target, *, run_last: bool) -> None:
+    """Apply graph workarounds, then at each operator the first workaround that matches."""
     rules: dict[str, list[Rule]] = {}
-    for mistake in _made_by(target):
-        if isinstance(mistake, GraphWorkaround):
-            mistake.rewrite(graph, target, mistake.find(graph, target))
-        elif mistake.runs_last <= late:
-            for kind in mistake.kinds:
-                rules.setdefault(kind, []).append(partial(_replace, mistake))
+    for workaround in _needed_workarounds(target):
+        if isinstance(workaround, GraphWorkaround):
+            workaround.rewrite(graph, target, workaround.find(graph, target))
+        elif workaround.runs_last <= run_last:
+            for kind in workaround.kinds:
+                rules.setdefault(kind, []).append(partial(_rewrite_operator, workaround))
     apply_once(graph, target, rules)
 
 
-def _replace(mistake: Workaround[Any], op: Op, rewriter: Rewriter) -> Value | None:
-    found = mistake.find(op, rewriter)
+def _rewrite_operator(workaround: Workaround[Any], op: Op, rewriter: Rewriter) -> Value | None:
+    found = workaround.find(op, rewriter)
     if not found:
         return None
     try:
-        return mistake.rewrite(op, found, rewriter)
-    except Unsupported as refused:
-        raise AssertionError(f"{mistake.name}: {op!r} cannot be written otherwise: {refused}") from refused
+        return workaround.rewrite(op, found, rewriter)
+    except Unsupported as refusal:
+        raise AssertionError(f"workaround {workaround.name}: {op!r} cannot be rewritten: {refusal}") from refusal
 
 
 def _copy_results(graph: Graph, target: Target, found: Sequence[int]) -> None:
     build = Builder(graph, target)
     for i in found:
-        graph.outputs[i] = copied(graph.outputs[i], build)
+        graph.outputs[i] = emit_copy(graph.outputs[i], build)
 
 
-def _returned_masks(graph: Graph, target: Target) -> list[int]:
-    """A mask has all bits set; Vela makes ones of what the program returns, in place, where others go on to read it."""
+def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
+    """Boolean results of the program that another operator of the program reads too (``returned_mask``: U85, 5.1 and
+    5.2).
+
+    The NPU's masks have all bits set. Vela converts a result to ones in place, and the other operator then reads these
+    ones as its mask. Returning a copy leaves the mask unchanged.
+
+    Returns:
+        indices of such outputs.
+    """
     users, found = graph.users(), []
     for i, value in enumerate(graph.outputs):
         shared, source = value in users, value
@@ -125,58 +149,70 @@ def _returned_masks(graph: Graph, target: Target) -> list[int]:
     return found
 
 
-def _returned_views(graph: Graph, target: Target) -> list[int]:
-    """What the program returns is lost where Vela moves or removes the RESHAPE or TRANSPOSE that it is from.
+def _find_returned_views(graph: Graph, target: Target) -> list[int]:
+    """Results of the program that Vela loses with a RESHAPE or TRANSPOSE (``returned_view``: all NPUs, 5.1 and 5.2).
 
-    Past the TRANSPOSE that alone reads the RESHAPE; with such a TRANSPOSE, which may be one that Vela adds; with two
-    of one source that undo each other.
+    - A RESHAPE that a single TRANSPOSE reads, also past RESHAPEs: Vela moves the RESHAPE after the TRANSPOSE.
+    - A TRANSPOSE that another TRANSPOSE reads, perhaps one that Vela adds for a MATMUL or REDUCE_SUM: Vela merges both.
+    - The input of TRANSPOSEs that undo each other: Vela removes them.
+
+    The compiled program then lacks the result. Returning a copy keeps it.
+
+    Returns:
+        indices of such outputs.
     """
     users, found = graph.users(), []
 
-    def moved(value: Value) -> bool:
+    def is_moved(value: Value) -> bool:
         readers = users.get(value, [])
-        alone = readers[0].kind if len(readers) == 1 else ""
-        return alone == "TRANSPOSE" or (alone == "RESHAPE" and moved(readers[0].output))
+        only_reader = readers[0].kind if len(readers) == 1 else ""
+        return only_reader == "TRANSPOSE" or (only_reader == "RESHAPE" and is_moved(readers[0].output))
 
-    def turned(value: Value) -> bool:
+    def is_permuted(value: Value) -> bool:
         through = ("RESHAPE", "RESCALE")
         kinds = ("TRANSPOSE", "MATMUL", "REDUCE_SUM")
-        return any(r.kind in kinds or (r.kind in through and turned(r.output)) for r in users.get(value, ()))
+        return any(r.kind in kinds or (r.kind in through and is_permuted(r.output)) for r in users.get(value, ()))
 
     for i, value in enumerate(graph.outputs):
         source = skip_through(value, "RESHAPE")
-        late = producer(source, "TRANSPOSE") is not None and turned(source)
-        if (source is not value and moved(value)) or late or _is_turned_back(source, users):
+        is_merged = producer(source, "TRANSPOSE") is not None and is_permuted(source)
+        if (source is not value and is_moved(value)) or is_merged or _has_cancelling_transposes(source, users):
             found.append(i)
     return found
 
 
-def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
-    """Whether TRANSPOSEs one behind the other, of which one reads ``value``, undo each other."""
+def _has_cancelling_transposes(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
+    """Whether a chain of TRANSPOSEs that starts at ``value`` restores its element order."""
     source = skip_through(value, "IDENTITY")
-    before = np.arange(source.size, dtype=np.int32)
-    waiting = [(source, before)]
-    for read, order in waiting:  # grows
-        for op in users.get(read, ()):
+    identity_order = np.arange(source.size, dtype=np.int32)
+    pending = [(source, identity_order)]
+    for tensor, order in pending:  # the loop appends to it
+        for op in users.get(tensor, ()):
             if op.kind == "TRANSPOSE":
-                turned = order.reshape(read.shape).transpose(op.attrs["perms"]).ravel()
-                if np.array_equal(turned, before):
+                permuted = order.reshape(tensor.shape).transpose(op.attrs["perms"]).ravel()
+                if np.array_equal(permuted, identity_order):
                     return True
-                waiting.append((op.output, turned))
+                pending.append((op.output, permuted))
             elif op.kind == "RESHAPE":
-                waiting.append((op.output, order))
+                pending.append((op.output, order))
     return False
 
 
-def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela lets an operator read part of what a SLICE reads, and forgets it where it takes the operator apart."""
+def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a split operator reads a SLICE (``sliced``: all NPUs, 5.1 and 5.2).
+
+    Vela lets the operator read a part of the SLICE's input. When it splits the operator, it overwrites the offset of
+    that part (``docs/contributors/vela.md`` lists the operators and axes). Reading a copy needs no offset.
+    """
     axes: Sequence[int] = rewriter.build.target.hardware.axes_lost_on_split(op)
-    if axes and op.kind == "MATMUL" and _is_turned_slice(value):
+    if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
         return True
     while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
-        if not alike(value.shape, before.inputs[0].shape) or (before.kind == "RESCALE" and power_of_two(before) != 0):
+        if not equal_without_ones(value.shape, before.inputs[0].shape) or (
+            before.kind == "RESCALE" and power_of_two(before) != 0
+        ):
             return False
-        if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # an axis is then counted among others
+        if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # Vela counts the axis in the SLICE's rank
             axes = range(-6, 0)
         value = before.inputs[0]
     if before is None or before.kind != "SLICE":
@@ -185,28 +221,30 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return any(-axis <= value.rank and whole[axis] != value.shape[axis] for axis in axes)
 
 
-def _is_turned_slice(value: Value) -> bool:
-    """Whether TRANSPOSEs between a SLICE and what reads it undo each other: Vela leaves none of them."""
-    part, turns = value, []
+def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
+    """Whether the TRANSPOSEs between a SLICE and ``value`` undo each other, so that Vela removes all of them."""
+    part, views = value, []
     while (before := part.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "TRANSPOSE"):
         if before.kind == "RESCALE" and power_of_two(before) != 0:
             return False
-        turns.append(before)
+        views.append(before)
         part = before.inputs[0]
-    if before is None or before.kind != "SLICE" or all(turn.kind != "TRANSPOSE" for turn in turns):
+    if before is None or before.kind != "SLICE" or all(view.kind != "TRANSPOSE" for view in views):
         return False
-    straight = np.arange(part.size, dtype=np.int32)
-    order = straight
-    for turn in reversed(turns):
-        if turn.kind == "TRANSPOSE":
-            order = order.reshape(turn.inputs[0].shape).transpose(turn.attrs["perms"])
-    return np.array_equal(order.ravel(), straight)
+    identity_order = np.arange(part.size, dtype=np.int32)
+    order = identity_order
+    for view in reversed(views):
+        if view.kind == "TRANSPOSE":
+            order = order.reshape(view.inputs[0].shape).transpose(view.attrs["perms"])
+    return np.array_equal(order.ravel(), identity_order)
 
 
-def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela reduces the columns, [.., n, 1], that rows were or are for others, in the memory of the rows.
+def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a reduction along the last axis reads a RESHAPE of a column, [.., n, 1] (``column``: all NPUs, 5.1 and
+    5.2).
 
-    They are laid out with 16 channels.
+    Also if another operator reads the same tensor as a column. Vela reduces [.., n, 1] in bricks of 16 channels but
+    allocates [.., n]: it writes n elements over 16 n bytes. Reading a copy separates the two tensors.
     """
     column = producer(value, "RESHAPE")
     if column is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
@@ -216,151 +254,184 @@ def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return any(x.shape[-1:] == (1,) for x in (whole, *others))
 
 
-def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela lets an operator write its part of a larger tensor, and forgets which where it takes the operator apart."""
+def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a split operator writes directly into the result of CONCAT or PAD (``joined``: all NPUs, 5.1 and 5.2).
+
+    Vela lets the only producer of an operand write to its place in the larger tensor. When it splits the operator, it
+    loses the offset of that place. CONCAT and PAD of a copy avoid that.
+    """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
-    reshaped = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
+    has_reshape = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
     if op is None or not rewriter.single_use(value):
         return False
     if op.kind == "DEPTHWISE_CONV2D":
-        return op.inputs[1].shape[3] > 1 and not reshaped
-    forgotten = bool(rewriter.build.target.hardware.axes_lost_on_split(op))
-    # Of a MATMUL the results that Vela sees have four dimensions, the first of them 1.
-    return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
+        return op.inputs[1].shape[3] > 1 and not has_reshape
+    loses_offset = bool(rewriter.build.target.hardware.axes_lost_on_split(op))
+    # Vela gives a MATMUL a result of four dimensions, the first of size 1: only a RESHAPE makes it lose the offset.
+    return loses_offset and (has_reshape if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not has_reshape)
 
 
-def _is_misplaced_upsampling(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """The same of a TRANSPOSE_CONV2D, which Vela takes apart by the rows and columns between those of its operand."""
+def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """The same bug for TRANSPOSE_CONV2D, also past RESCALE and RESHAPE (``joined_upsampling``: U55 and U65, 5.2).
+
+    Vela splits a TRANSPOSE_CONV2D by the rows and columns between those of its operand.
+    """
     op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
     return op is not None and rewriter.single_use(value)
 
 
-def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor.
+def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses a TABLE or CLAMP into the TRANSPOSE before it and so miscompiles it (5.1 and 5.2).
 
-    On the smallest NPUs it has no room for a table.
+    Before CONCAT or PAD (``joined_table``: U55, U65), the TRANSPOSE does not write to its place in the larger tensor.
+    On U55-32 and U55-64 (``crowded_table``), the internal memory has no room for the table. A copy between TRANSPOSE
+    and TABLE prevents the fusion.
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
-    misplaced = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
-    return misplaced and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
+    is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
+    return is_lost and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
 
 
-def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela makes PAD with 0 a convolution's own, which is with ``input_zp``."""
-    return op.attrs["input_zp"] != 0 and _is_padded_before(op, value)
+def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a PAD with 0 precedes an unpadded convolution with ``input_zp`` other than 0 (``padded_zero``: all NPUs,
+    5.1 and 5.2).
+
+    Vela makes the PAD the convolution's own padding, whose value is ``input_zp`` and not 0. A copy after the PAD
+    prevents that.
+    """
+    return op.attrs["input_zp"] != 0 and _has_foldable_pad(op, value)
 
 
-def _is_padded_before(op: Op, value: Value) -> bool:
+def _has_foldable_pad(op: Op, value: Value) -> bool:
+    """Whether Vela folds a PAD with 0 before ``value``, also past RESHAPEs, into the unpadded convolution ``op``."""
     source = producer(skip_through(value, "RESHAPE"), "PAD")
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 
 
 def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Behind a RESHAPE, Vela makes a PAD the convolution's own for one image alone."""
+    """Whether a PAD with 0 and a RESHAPE precede a convolution of several images (``padded_images``: all NPUs, 5.1).
+
+    Vela makes the PAD the convolution's own padding, as if the tensor were one image. A copy prevents that.
+    """
     several = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
-    return several and _is_padded_before(op, value)
+    return several and _has_foldable_pad(op, value)
 
 
-def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Another reads a RESHAPE of the value, and Vela takes that shape for it; a result of the graph may be so read."""
-    views, own = [value], set[Op]()
+def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether another operator reads ``value`` through a RESHAPE (``reshaped_select``: U85, 5.1 and 5.2).
+
+    Vela then uses the other shape for SELECT: it broadcasts [1, 80, 1] with [80] to 6,400 elements. SELECT of a copy
+    has one shape. Results of the program count as read so, since the caller may reshape them.
+    """
+    views, producers = [value], set[Op]()
     while (view := producer(views[-1], "RESHAPE")) is not None:
         views.append(view.inputs[0])
-        own.add(view)
+        producers.add(view)
     readers = {reader for view in views for reader in rewriter.users(view) or () if _is_view(reader)}
-    return rewriter.users(views[-1]) is None or not readers <= own
+    return rewriter.users(views[-1]) is None or not readers <= producers
 
 
 def _is_view(op: Op) -> bool:
-    """RESHAPE, or TRANSPOSE that moves dimensions of size 1 alone."""
+    """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
     if op.kind != "TRANSPOSE":
         return op.kind == "RESHAPE"
-    longer = [axis for axis in op.attrs["perms"] if op.inputs[0].shape[axis] > 1]
-    return longer == sorted(longer)
+    moved_axes = [axis for axis in op.attrs["perms"] if op.inputs[0].shape[axis] > 1]
+    return moved_axes == sorted(moved_axes)
 
 
-def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela broadcasts the first as the SLICE of five dimensions that it is or, with the second, as another reads it."""
+def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong (``reshaped_broadcast``: U55, U65, 5.1
+    and 5.2).
+
+    Vela uses the rank of the SLICE, five or six, that the operand comes from. Or, if both operands are broadcast, it
+    uses the shape in which another operator reads the first one (as in ``reshaped_select``). A copy has one shape.
+    """
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False
     if (part := skip_through(value, "RESHAPE", "RESCALE")).rank > 4 and producer(part, "SLICE"):
         return True
     if op.inputs[1].shape == op.output.shape:
         return False
-    while not _read_reshaped(op, value, rewriter):
+    while not _is_read_reshaped(op, value, rewriter):
         if (scaled := producer(value, "RESCALE")) is None:
             return False
         value = scaled.inputs[0]
     return True
 
 
-def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
+def _is_second_table_of_fused(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """TABLE or CLAMP, REVERSE or TRANSPOSE, then TABLE or CLAMP (``turned_table``: U85, 5.1 and 5.2).
+
+    Vela makes one operation of all three, which has one table and one range: the other table or range is lost. A copy
+    before the last one prevents the fusion.
+    """
     result = skip_through(value, "RESHAPE", "RESCALE")
     source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
     return source is not result and source.producer is not None and source.producer.kind in ("TABLE", "CLAMP")
 
 
-def _is_gathered_late(op: Op, rewriter: Rewriter) -> bool:
-    """Operations that follow a GATHER may write over its indices while they are read.
+def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
+    """Whether other operations run between a GATHER or SCATTER and the reader of its result (``gathered``: U85, 5.1 and
+    5.2).
 
-    Vela sees as many bytes of them as there are indices, of four bytes each.
+    Only for computed or input indices. Vela records one byte for each index, which has four. Operations that follow may
+    therefore overwrite the indices while the DMA still reads them.
     """
-    return op.inputs[1].data is None and not _is_read_at_once(op.output, rewriter)
+    return op.inputs[1].data is None and not _is_read_by_next_operation(op.output, rewriter)
 
 
 def _wait_for_gather(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """A copy waits for it at once."""
+    """Emit a copy of the result directly after the GATHER: the copy waits for the DMA."""
     gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
-    return copied(gathered, rewriter.build)
+    return emit_copy(gathered, rewriter.build)
 
 
-def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
-    """Whether only the operation behind reads it: Vela computes the last operand of an operation first."""
+def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
+    """Whether the only reader runs directly after the producer: Vela computes an operation's last operand first."""
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
-        return len(readers) == 1 and _is_read_at_once(readers[0].output, rewriter)
+        return len(readers) == 1 and _is_read_by_next_operation(readers[0].output, rewriter)
     operands = readers[0].inputs
     return all(x.producer is None for x in operands[: operands.index(value)])
 
 
-#: All that are known, by priority: of two at one operator, the first is rewritten first.
+#: All workarounds by priority: where two match one operator, the first is applied first.
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    GraphWorkaround("returned_mask", _returned_masks, _copy_results),
-    GraphWorkaround("returned_view", _returned_views, _copy_results),
+    GraphWorkaround("returned_mask", _find_returned_masks, _copy_results),
+    GraphWorkaround("returned_view", _find_returned_views, _copy_results),
     shapes.DILATED,
-    copy_where("sliced", (*_APART, *(ELEMENTWISE - UNARY)), _forgets_slice),
+    copy_operands_where("sliced", (*_SPLIT, *(ELEMENTWISE - UNARY)), _loses_slice_offset),
     *arithmetic.WORKAROUNDS,
     *rescales.WORKAROUNDS,
-    copy_where("column", (*_REDUCTIONS, "ARGMAX"), _is_column),
-    copy_where("joined", ("CONCAT", "PAD"), _is_misplaced),
-    copy_where("joined_upsampling", ("CONCAT", "PAD"), _is_misplaced_upsampling, releases=((5, 2),)),
-    copy_where("joined_table", ("TABLE", "CLAMP"), _is_misplaced_table),
-    copy_where("padded_zero", _WINDOWS, _becomes_padding),
-    copy_where("padded_images", _WINDOWS, _becomes_padding_of_images, releases=((5, 1),)),
-    copy_where("reshaped_select", ("SELECT",), _read_reshaped),
-    copy_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcast_reshaped),
-    copy_where("turned_table", ("TABLE", "CLAMP"), _is_second_table),
-    Workaround("gathered", ("GATHER", "SCATTER"), _is_gathered_late, _wait_for_gather),
+    copy_operands_where("column", (*_REDUCTIONS, "ARGMAX"), _reduces_column),
+    copy_operands_where("joined", ("CONCAT", "PAD"), _loses_concat_offset),
+    copy_operands_where("joined_upsampling", ("CONCAT", "PAD"), _loses_upsampling_offset, releases=((5, 2),)),
+    copy_operands_where("joined_table", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
+    copy_operands_where("padded_zero", _CONVOLUTIONS, _becomes_nonzero_padding),
+    copy_operands_where("padded_images", _CONVOLUTIONS, _becomes_padding_of_images, releases=((5, 1),)),
+    copy_operands_where("reshaped_select", ("SELECT",), _is_read_reshaped),
+    copy_operands_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcasts_reshaped),
+    copy_operands_where("turned_table", ("TABLE", "CLAMP"), _is_second_table_of_fused),
+    Workaround("gathered", ("GATHER", "SCATTER"), _indices_may_be_overwritten, _wait_for_gather),
     *shapes.WORKAROUNDS,
     *tables.WORKAROUNDS,
 )
 
 
-def check_names(known: Sequence[AnyWorkaround], hardware: Iterable[Hardware]) -> None:
-    """Whether mistakes have one name each, and hardware names all of these and no other.
+def check_names(workarounds: Sequence[AnyWorkaround], hardware: Iterable[Hardware]) -> None:
+    """Check that workaround names are unique, and that ``hardware`` names all of them and no others.
 
     Raises:
-        ValueError: with the names that do not fit.
+        ValueError: lists the names that do not fit.
     """
-    names = [mistake.name for mistake in known]
+    names = [workaround.name for workaround in workarounds]
     named = {name for one in hardware for name in one.vela_bugs}
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(f"mistakes of one name: {', '.join(sorted(twice))}")
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"several workarounds have the same name: {', '.join(sorted(duplicates))}")
     if unknown := named - set(names):
-        raise ValueError(f"Hardware.vela_bugs names what no workaround is for: {', '.join(sorted(unknown))}")
+        raise ValueError(f"Hardware.vela_bugs names bugs without a workaround: {', '.join(sorted(unknown))}")
     if unnamed := set(names) - named:
-        raise ValueError(f"no Hardware.vela_bugs names {', '.join(sorted(unnamed))}")
+        raise ValueError(f"workarounds that no Hardware.vela_bugs names: {', '.join(sorted(unnamed))}")
 
 
 check_names(WORKAROUNDS, HARDWARE.values())

@@ -1,8 +1,9 @@
-"""RESCALEs of which Vela, most of them 5.2 alone, forgets what part they read or write, or what it clips (``vela``).
+"""Vela workarounds for RESCALEs that lose the offset of a partial tensor, or their clipping, when Vela fuses them.
 
-U55 and U65 compute a RESCALE to or from 32 bits as a MUL, behind a widening ADD where it reads int8 or int16, unless an
-operator does it on its way. 5.2 moves SLICE, CONCAT, PAD and TILE into it before it writes these, which it gives the
-whole tensor. On all NPUs it joins a CONCAT or TILE, a RESCALE and the CONCAT or PAD behind, and writes one part.
+Most of these bugs are in Vela 5.2 only. On U55 and U65, a RESCALE to or from int32 that no operator fuses is executed
+as a MUL, after a widening ADD if it reads int8 or int16. Vela 5.2 moves SLICE, CONCAT, PAD and TILE into the RESCALE
+before it emits these two operations, and gives them the whole tensor. On all NPUs it merges CONCAT or TILE, a RESCALE
+and a following CONCAT or PAD, and writes only one part. "Fuses" below always means that Vela does so.
 """
 
 from __future__ import annotations
@@ -14,77 +15,92 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
-from arm_backend_core.tosa.passes.merge import alike
+from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
-from arm_backend_core.tosa.vela_workarounds.arithmetic import MOVEMENTS, copied, copy_result, copy_where, filled
+from arm_backend_core.tosa.vela_workarounds.arithmetic import (
+    DATA_MOVEMENT,
+    broadcast_constant,
+    copy_operands_where,
+    copy_result,
+    emit_copy,
+)
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 _NARROW = (DType.INT8, DType.INT16)
-#: Operators that do the RESCALE of their result, whatever its scales.
-_SCALING = (*("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),)
+#: Operators that Vela fuses the RESCALE of their result into, whatever its scales.
+_SCALES_RESULT = (*("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),)
 _ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
-#: Operators that write their operands as parts of a tensor.
+#: Operators that Vela implements by writing each operand to its place in the result.
 _JOINS = ("CONCAT", "PAD", "TILE")
-#: Those that become part of no RESCALE.
-_MOVES = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
-_ONE_OPERAND = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
-#: Operators that have no scale of their operands, also where Vela gives them one.
-_UNSCALED = (*_ONE_OPERAND, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: Operators for each of which Vela repeats a RESCALE; it makes an ADD of a CAST first.
-_REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND, "CAST"})
-#: Operators of which Vela clips a RESCALE to the range of their own type.
-_CLIPPED = (_ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
+#: Operators that Vela never fuses a RESCALE into.
+_NEVER_RESCALES = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
+_UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
+#: Operators that the NPU does not scale, although Vela fuses RESCALEs of their operands into them.
+_HAS_NO_SCALE = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
+#: Readers for each of which Vela duplicates a RESCALE; it lowers CAST to ADD before that.
+_DUPLICATES_RESCALE = frozenset({*_ARITHMETIC, *_UNARY_INTEGER, "CAST"})
+#: Operators into which Vela fuses the RESCALE of their result but clips it to the range of their own type.
+_CLIPS_TO_OWN_TYPE = (_ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
-def _is_in_32_bits(op: Op) -> bool:
+def _has_int32(op: Op) -> bool:
+    """Whether a RESCALE is to or from int32."""
     return DType.INT32 in (op.inputs[0].dtype, op.output.dtype)
 
 
 def _reads_part(op: Op, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE of its own reads a SLICE, past RESHAPEs that add or drop dimensions of size 1, or a join."""
-    if not _is_in_32_bits(op):
+    """RESCALE to or from int32 of a partial tensor that no reader fuses (``rescaled_part``: U55, U65, 5.2).
+
+    The operand is a SLICE, also past RESHAPEs that add or remove dimensions of size 1, or
+    ``_find_partitioned_producer``'s. Vela emits a MUL that reads from the start of the whole tensor, or writes only one
+    part.
+    """
+    if not _has_int32(op):
         return False
     part = op.inputs[0]
-    while (view := part.producer) is not None and (_is_same_shape(view) or _is_joined(view, op, rewriter)):
+    while (view := part.producer) is not None and (_is_size_one_reshape(view) or _merges_with(view, op, rewriter)):
         part = view.inputs[0]
-    if producer(part, "SLICE") is None and _join(op, rewriter) is None:
+    if producer(part, "SLICE") is None and _find_partitioned_producer(op, rewriter) is None:
         return False
     readers = rewriter.users(op.output)
-    return not readers or not all(_reads_without(reader, rewriter) for reader in readers)
+    return not readers or not all(_fuses_own_rescales(reader, rewriter) for reader in readers)
 
 
-def _is_same_shape(op: Op) -> bool:
-    return op.kind == "RESHAPE" and alike(op.output.shape, op.inputs[0].shape)
+def _is_size_one_reshape(op: Op) -> bool:
+    """Whether ``op`` is a RESHAPE that adds or removes only dimensions of size 1."""
+    return op.kind == "RESHAPE" and equal_without_ones(op.output.shape, op.inputs[0].shape)
 
 
-def _is_joined(before: Op, op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela makes one RESCALE of two, of which one is by 1."""
+def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela merges the RESCALE ``before`` and ``op``, its only reader: one of them is by 1."""
     return before.kind == "RESCALE" and rewriter.single_use(before.output) and 0 in map(power_of_two, (before, op))
 
 
-def _join(op: Op, rewriter: Rewriter) -> Op | None:
-    """The CONCAT, PAD or TILE, or the pool that Vela takes apart, whose result a RESCALE alone reads.
+def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
+    """The CONCAT, PAD, TILE or split pool (stride over 3) before a RESCALE, its only reader.
 
-    Past RESHAPEs and RESCALEs that become one with it.
+    Also past RESHAPEs and RESCALEs that merge with this one.
     """
     value = op.inputs[0]
     while rewriter.single_use(value) and (view := value.producer) is not None:
-        if view.kind != "RESHAPE" and not _is_joined(view, op, rewriter):
+        if view.kind != "RESHAPE" and not _merges_with(view, op, rewriter):
             break
         value = view.inputs[0]
     join = value.producer
     if join is None or not rewriter.single_use(value):
         return None
-    apart = join.kind in ("AVG_POOL2D", "MAX_POOL2D") and max(join.attrs["stride"]) > 3
-    return join if apart or join.kind in _JOINS else None
+    is_split_pool = join.kind in ("AVG_POOL2D", "MAX_POOL2D") and max(join.attrs["stride"]) > 3
+    return join if is_split_pool or join.kind in _JOINS else None
 
 
-def _joins_again(op: Op, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE has a CONCAT, PAD or TILE before it and, as its only reader, PAD or a CONCAT that is not first.
+def _is_between_joins(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE between a CONCAT, PAD or TILE and another CONCAT or PAD (``joined_again``: all NPUs, 5.2).
 
-    Or has a scale for each channel: those of the parts' channels are the first ones, whatever channels these become.
+    It is the only reader of the first, and the second is its only reader: a PAD, or a CONCAT in which it is not first.
+    Vela merges all three and writes one part only. Also a per-channel RESCALE after the first alone: Vela gives each
+    part a RESCALE with the scales of the first channels, wherever the part's channels are.
     """
-    join, readers = _join(op, rewriter), rewriter.users(op.output)
+    join, readers = _find_partitioned_producer(op, rewriter), rewriter.users(op.output)
     if join is not None and op.attrs["per_channel"]:
         return True
     if join is None or join.kind not in _JOINS or readers is None or len(readers) != 1:
@@ -93,158 +109,189 @@ def _joins_again(op: Op, rewriter: Rewriter) -> bool:
     return reader.kind == "PAD" or (reader.kind == "CONCAT" and op.output is not reader.inputs[0])
 
 
-def reads_narrow(op: Op) -> bool:
-    """Whether Vela has an operator read int8 or int16 in place of what RESCALEs by 1 have made of it."""
+def absorbs_widening(op: Op) -> bool:
+    """Whether Vela lets ``op`` read int8 or int16 directly in place of the results of RESCALEs by 1."""
     terms = [producer(value, "RESCALE") for value in op.inputs]
-    kinds = {term.inputs[0].dtype for term in terms if term is not None and power_of_two(term) == 0}
-    binary = op.kind in _ARITHMETIC and len(terms) == 2
-    plain = all(term is not None and power_of_two(term) == 0 for term in terms)
-    return (op.kind == "REDUCE_SUM" or binary) and plain and len(kinds) == 1 and kinds <= {*_NARROW}
+    dtypes = {term.inputs[0].dtype for term in terms if term is not None and power_of_two(term) == 0}
+    is_binary = op.kind in _ARITHMETIC and len(terms) == 2
+    are_identity = all(term is not None and power_of_two(term) == 0 for term in terms)
+    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*_NARROW}
 
 
-def _is_repeated_for_parts(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela repeats a RESCALE of its own for several readers, of which one reads a SLICE of it."""
-    readers = _repeated_for(op, rewriter)
-    return any("SLICE" in passed for _, passed in readers) and _is_in_32_bits(op) and not _is_read_narrow(op, readers)
+def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE to or from int32 that Vela duplicates for several readers (``rescaled_parts``: U55, U65, 5.2).
 
-
-def _is_repeated_reshaped(op: Op, rewriter: Rewriter) -> bool:
-    """Whether it repeats one for several readers, of which one reads a RESHAPE of it.
-
-    Each repeated RESCALE takes the shape of its reader, and reads that of before; one that a reader does on its way
-    reads the reader's, but the place of a SLICE is that in the shape before.
+    One of them reads a SLICE of it, and not all fuse it: the duplicate then has the bug ``rescaled_part``.
     """
-    readers = _repeated_for(op, rewriter)
+    readers = _duplicating_readers(op, rewriter)
+    return any("SLICE" in passed for _, passed in readers) and _has_int32(op) and not _all_absorb_widening(op, readers)
+
+
+def _is_duplicated_for_reshape(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE that Vela duplicates for several readers, one of which reads a RESHAPE of it (``reshaped_parts``: all,
+    5.2).
+
+    Each duplicate writes the shape of its reader but reads the shape before the RESHAPE. Where the reader fuses its
+    duplicate, both shapes are the reader's, but the offset of a SLICE is still counted in the shape before.
+    """
+    readers = _duplicating_readers(op, rewriter)
     if any({"SLICE", "RESHAPE"} <= passed for _, passed in readers):
         return True
-    return any("RESHAPE" in passed for _, passed in readers) and not _is_read_narrow(op, readers)
+    return any("RESHAPE" in passed for _, passed in readers) and not _all_absorb_widening(op, readers)
 
 
-def _repeated_for(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
-    """The readers for each of which Vela repeats a RESCALE; none where the operator before does it."""
-    if op.output.dtype in _NARROW and _is_given_scale(op, rewriter):
+def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
+    """The readers for each of which Vela duplicates a RESCALE, and the operators between.
+
+    Empty if it is not duplicated, or if the operator before fuses it.
+    """
+    if op.output.dtype in _NARROW and _fuses_into_producer(op, rewriter):
         return []
-    readers = list(_last_readers(op.output, rewriter, frozenset()))
-    repeated = all(reader.kind in _REPEATED or _is_left_to_readers(reader, rewriter) for reader, _ in readers)
-    return readers if repeated and len(readers) > 1 else []
+    readers = list(_final_readers(op.output, rewriter, frozenset()))
+    is_duplicated = all(
+        reader.kind in _DUPLICATES_RESCALE or _may_fuse_into_readers(reader, rewriter) for reader, _ in readers
+    )
+    return readers if is_duplicated and len(readers) > 1 else []
 
 
-def _last_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """``_readers``, and of a RESCALE that is left to several those in its place."""
+def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
+    """The readers of ``value``; a RESCALE that Vela fuses into several readers is replaced by these readers.
+
+    Yields: (reader, kinds of the operators between).
+    """
     for reader, between in _readers(value, rewriter, passed):
-        later = list(_last_readers(reader.output, rewriter, between)) if _is_left_to_readers(reader, rewriter) else []
-        yield from later if len(later) > 1 else [(reader, between)]
+        duplicating = (
+            list(_final_readers(reader.output, rewriter, between)) if _may_fuse_into_readers(reader, rewriter) else []
+        )
+        yield from duplicating if len(duplicating) > 1 else [(reader, between)]
 
 
-def _is_read_narrow(op: Op, readers: Iterable[tuple[Op, frozenset[str]]]) -> bool:
-    """Whether all do it on their way."""
-    return op.output.dtype is DType.INT32 and all(reads_narrow(reader) for reader, _ in readers)
+def _all_absorb_widening(op: Op, readers: Iterable[tuple[Op, frozenset[str]]]) -> bool:
+    """Whether all readers fuse the widening RESCALE ``op``."""
+    return op.output.dtype is DType.INT32 and all(absorbs_widening(reader) for reader, _ in readers)
 
 
-def _is_left_to_readers(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela may have the operators that read a RESCALE do it, which then read what it reads."""
+def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela may fuse the RESCALE ``op`` into its readers, which then read the operand of ``op``."""
     if op.kind != "RESCALE":
         return False
     readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
-    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in _REPEATED for reader in readers))
+    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in _DUPLICATES_RESCALE for reader in readers))
 
 
 def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """What reads the value past RESHAPE and SLICE, and which are between; on U85 not RESHAPEs of sizes of 1 alone."""
+    """The readers of ``value`` past RESHAPE and SLICE, each with the kinds of the operators between.
+
+    On U85, RESHAPEs that change only dimensions of size 1 do not count as between.
+    """
     for reader in rewriter.users(value) or ():
         if reader.kind in ("RESHAPE", "SLICE"):
-            ones = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
-            same = ones and rewriter.build.target.hardware.ignores_unit_axes
-            yield from _readers(reader.output, rewriter, passed if same else passed | {reader.kind})
+            is_size_one = reader.kind == "RESHAPE" and equal_without_ones(reader.output.shape, value.shape)
+            is_transparent = is_size_one and rewriter.build.target.hardware.ignores_unit_axes
+            yield from _readers(reader.output, rewriter, passed if is_transparent else passed | {reader.kind})
         else:
             yield reader, passed
 
 
-def _is_clipped(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE to more bits by more than 1 that the operator before does: it clips the result to the fewer bits.
+def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE to more bits by more than 1 that is fused into its producer (``clipped_rescale``: all NPUs, 5.2).
 
-    Or one by more than 1 behind one by 1 to more bits.
+    The producer has no scale. The fused operation clips the result to the producer's narrower type. Also past RESHAPE,
+    CONCAT and a RESCALE by 1 to more bits.
     """
     x = op.inputs[0]
-    if op.attrs["input_zp"] or not _grows(op):
+    if op.attrs["input_zp"] or not _scale_exceeds_one(op):
         return False
-    while rewriter.single_use(x) and (before := _passed(x)) is not None:
+    while rewriter.single_use(x) and (before := _skippable_producer(x)) is not None:
         x = before.inputs[0]
     if x.producer is None or not rewriter.single_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
-    lost = [source.producer for source in sources if _has_no_scale(source.producer)]
-    return any(one is not None and (one.kind != "MAX_POOL2D" or _clips_maxima(rewriter)) for one in lost)
+    clipping = [source.producer for source in sources if _cannot_scale(source.producer)]
+    return any(one is not None and (one.kind != "MAX_POOL2D" or _fuses_into_maximum(rewriter)) for one in clipping)
 
 
-def _passed(value: Value) -> Op | None:
-    """What moves elements alone, or RESCALE by 1 to more bits, which gives ``value``."""
+def _skippable_producer(value: Value) -> Op | None:
+    """The producer of ``value`` if it moves elements or is a RESCALE by 1 to more bits; else None."""
     op = value.producer
-    if op is None or (op.kind in MOVEMENTS and op.kind != "CONCAT"):
+    if op is None or (op.kind in DATA_MOVEMENT and op.kind != "CONCAT"):
         return op
     widens = op.output.dtype.bytes > op.inputs[0].dtype.bytes
     return op if op.kind == "RESCALE" and power_of_two(op) == 0 and not op.attrs["input_zp"] and widens else None
 
 
-def _is_left_unclipped(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE of int16 to int8, and one by 1 to more that arithmetic reads: Vela leaves both to that, unclipped."""
+def _fuses_unclipped(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE from int16 to int8, then a RESCALE by 1 to more bits and arithmetic (``unclipped_term``: U85, 5.2).
+
+    Vela fuses both RESCALEs into the arithmetic, which does not clip to int8.
+    """
     if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
         return False
-    wider = [reader for reader, _ in _readers(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"]
+    rescales = [reader for reader, _ in _readers(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"]
     return any(
         power_of_two(one) == 0
         and one.output.dtype.bytes > one.inputs[0].dtype.bytes
-        and _is_read_by((*_REPEATED,), one, rewriter)
-        for one in wider
+        and _is_read_by((*_DUPLICATES_RESCALE,), one, rewriter)
+        for one in rescales
     )
 
 
-def _has_no_scale(op: Op | None) -> bool:
-    """Whether Vela gives the operator, or a RESCALE by 1 with what is before it, a scale that it has not."""
-    return op is not None and (op.kind in _CLIPPED or (op.kind == "RESCALE" and power_of_two(op) == 0))
+def _cannot_scale(op: Op | None) -> bool:
+    """Whether Vela fuses a scale into ``op`` that ``op`` does not apply; a RESCALE by 1 stands for its producer."""
+    return op is not None and (op.kind in _CLIPS_TO_OWN_TYPE or (op.kind == "RESCALE" and power_of_two(op) == 0))
 
 
-def _clips_maxima(rewriter: Rewriter) -> bool:
-    """U55 and U65 scale no maximum."""
+def _fuses_into_maximum(rewriter: Rewriter) -> bool:
+    """Whether Vela fuses a RESCALE into MAX_POOL2D: on U85 only, as U55 and U65 do not scale a maximum."""
     return rewriter.build.target.hardware.scales_maxima
 
 
-def _grows(op: Op) -> bool:
+def _scale_exceeds_one(op: Op) -> bool:
+    """Whether the largest scale of a RESCALE is above 1."""
     return bool(rescale_factors(op).max() > 1)
 
 
-def _is_of_no_scale(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
-    """RESCALE of int8 or int16 that Vela leaves to ABS, BITWISE_AND or the like behind it, which have no scale."""
-    joined = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
-    return power_of_two(op) != 0 and not joined.isdisjoint(_NARROW) and _is_read_by(kinds, op, rewriter)
+def _is_fused_into_unscaled(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
+    """RESCALE of int8 or int16 by another number than 1 that a reader without a scale fuses (U85).
+
+    ``rescaled_once`` (5.1 and 5.2): ABS, CLZ, another unary operator, or BITWISE_AND, OR, XOR. ``rescaled_choice``
+    (5.2): SELECT, which Vela lowers to bitwise operators. The scale is lost.
+    """
+    dtypes = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
+    return power_of_two(op) != 0 and not dtypes.isdisjoint(_NARROW) and _is_read_by(kinds, op, rewriter)
 
 
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
-    """Whether an operator of these kinds reads a RESCALE, also past those by 1, which become one with it."""
+    """Whether an operator of these kinds reads the RESCALE ``op``, also past RESCALEs by 1, which merge with it."""
     readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
-    joined = [reader for reader in readers if reader.kind == "RESCALE" and power_of_two(reader) == 0]
-    return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in joined)
+    merged = [reader for reader in readers if reader.kind == "RESCALE" and power_of_two(reader) == 0]
+    return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in merged)
 
 
-def _reads_without(op: Op, rewriter: Rewriter) -> bool:
-    """Whether it does so here: of RESCALEs that others read too, Vela repeats those that arithmetic alone reads.
+def _fuses_own_rescales(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses the RESCALEs of all operands into ``op``, so that none of them is executed.
 
-    But before it repeats one, it gives the others to the operators before them.
+    Vela duplicates a RESCALE with several readers if all are arithmetic, and then fuses the duplicates. But before it
+    does so, it fuses RESCALEs into their producers where it can.
     """
-    if _reads_scaled(op, rewriter) or _fuses_operands(op, rewriter):
+    if _is_scaled_sum(op, rewriter) or _fuses_operands(op, rewriter):
         return True
-    repeated = reads_narrow(op) and all(_is_repeated(value, rewriter) for value in op.inputs)
-    return repeated and not any(_is_given_back(value, rewriter) for value in op.inputs)
+    are_duplicated = absorbs_widening(op) and all(_is_duplicated(value, rewriter) for value in op.inputs)
+    return are_duplicated and not any(_may_fuse_into_producer(value, rewriter) for value in op.inputs)
 
 
-def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
-    """ADD or SUB on U55 and U65 that does the RESCALEs of both operands and, with them, the one of its result."""
+def _is_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
+    """ADD or SUB on U55 and U65 that fuses the RESCALEs of both operands and the RESCALE of its result."""
     if op.kind not in ("ADD", "SUB") or not rewriter.build.target.hardware.sums_rescale_operands:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
-            narrow = result.dtype in _NARROW and not _merges_to_int32(rescale, rewriter)
-            return narrow and _is_sole_reader(op, rewriter) and _can_scale([value.producer for value in op.inputs])
+            is_narrow = result.dtype in _NARROW and not _merges_to_int32(rescale, rewriter)
+            return (
+                is_narrow
+                and _is_sole_reader(op, rewriter)
+                and _has_fusible_scales([value.producer for value in op.inputs])
+            )
     return False
 
 
@@ -255,10 +302,10 @@ def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
     """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
-        if reader.kind == "RESCALE" and _is_joined(op, reader, rewriter):
+        if reader.kind == "RESCALE" and _merges_with(op, reader, rewriter):
             consumer = rewriter.only_user(reader.output)
-            fused = consumer is not None and _fuses_operands(consumer, rewriter)
-            return reader.output.dtype is DType.INT32 and not fused
+            is_fused = consumer is not None and _fuses_operands(consumer, rewriter)
+            return reader.output.dtype is DType.INT32 and not is_fused
         if reader.kind != "RESHAPE":
             return False
         result = reader.output
@@ -267,7 +314,7 @@ def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
 
 def _fuses_operands(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela fuses the RESCALEs by 1 of all operands into the operator, as it is their only reader."""
-    return reads_narrow(op) and _is_sole_reader(op, rewriter)
+    return absorbs_widening(op) and _is_sole_reader(op, rewriter)
 
 
 def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
@@ -275,76 +322,90 @@ def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
     return all(rewriter.single_use(value) for value in op.inputs)
 
 
-def _can_scale(terms: list[Op | None]) -> bool:
-    """Whether an ADD scales the operands so: both by 16-bit numbers, or the larger by shifts and the other by any."""
+def _has_fusible_scales(terms: list[Op | None]) -> bool:
+    """Whether ADD or SUB can apply the scales of its operands.
+
+    Either both are integers of 16 bits, or the larger is 2**14 (int16) or 2**19 (int8) and the other any other number.
+    """
     rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
-    kinds = {rescale.inputs[0].dtype for rescale in rescales}
-    if len(rescales) != 2 or len(kinds) != 1 or not kinds <= {*_NARROW}:
+    dtypes = {rescale.inputs[0].dtype for rescale in rescales}
+    if len(rescales) != 2 or len(dtypes) != 1 or not dtypes <= {*_NARROW}:
         return False
     scales = [float(rescale_factors(rescale)[0]) for rescale in rescales]
-    shifted = 2.0**14 if DType.INT16 in kinds else 2.0**19
-    small = all(scale.is_integer() and scale < 1 << 15 for scale in scales)
-    return small or (max(scales) == shifted and scales[0] != scales[1])
+    shift_scale = 2.0**14 if DType.INT16 in dtypes else 2.0**19
+    fit_16_bits = all(scale.is_integer() and scale < 1 << 15 for scale in scales)
+    return fit_16_bits or (max(scales) == shift_scale and scales[0] != scales[1])
 
 
-def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse a RESCALE into the producers of its operand, of which it is the only reader."""
+def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
+    """Whether Vela may fuse a RESCALE into the producer of its operand, whose only reader it is."""
     x = value.producer.inputs[0] if value.producer is not None else value
     while rewriter.single_use(x) and (view := producer(x, "RESHAPE")) is not None:
         x = view.inputs[0]
-    return rewriter.single_use(x) and x.producer is not None and x.producer.kind not in _MOVES
+    return rewriter.single_use(x) and x.producer is not None and x.producer.kind not in _NEVER_RESCALES
 
 
-def _is_repeated(value: Value, rewriter: Rewriter) -> bool:
+def _is_duplicated(value: Value, rewriter: Rewriter) -> bool:
+    """Whether each reader of ``value`` gets a RESCALE of its own: there is one reader, or all are arithmetic."""
     readers = rewriter.users(value)
     return readers is not None and (len(readers) == 1 or all(reader.kind in _ARITHMETIC for reader in readers))
 
 
-def _copy_read(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """The RESCALE of x * 1, which is int32 already: then all that is left where it is by 1 to int32."""
-    b, part, attrs = rewriter.build, op.inputs[0], op.attrs
-    if part.dtype not in _NARROW or attrs["input_zp"] != 0:
-        return b.emit("RESCALE", (copied(part, b),), op.output.shape, op.output.dtype, **attrs)
-    wide = b.mul(part, filled(part, 1, part.dtype, b))
+def _copy_operand(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """RESCALE of a copy, x * 1, in place of the partial tensor.
+
+    The product of int8 or int16 is int32 already: it replaces a RESCALE by 1 to int32.
+    """
+    b, x, attrs = rewriter.build, op.inputs[0], op.attrs
+    if x.dtype not in _NARROW or attrs["input_zp"] != 0:
+        return b.emit("RESCALE", (emit_copy(x, b),), op.output.shape, op.output.dtype, **attrs)
+    product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
     if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
-        return wide
-    return b.emit("RESCALE", (wide,), op.output.shape, op.output.dtype, **attrs)
+        return product
+    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **attrs)
 
 
-def _is_written_whole(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE of its own writes its part of a larger tensor, and not where that begins."""
-    scaled = producer(value, "RESCALE")
-    if scaled is None or not _is_in_32_bits(scaled) or not rewriter.single_use(value):
+def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """RESCALE to or from int32 whose only reader is CONCAT or PAD (``joined_rescale``: U55, U65, 5.2).
+
+    It is not first there, and its producer does not fuse it. Vela writes it to the start of the larger tensor.
+    """
+    rescale = producer(value, "RESCALE")
+    if rescale is None or not _has_int32(rescale) or not rewriter.single_use(value):
         return False
     if reader.kind == "CONCAT" and value is reader.inputs[0]:
         return False
     if reader.kind == "PAD" and not any(reader.attrs["padding"][::2]):
         return False
-    return not _is_given_scale(scaled, rewriter)
+    return not _fuses_into_producer(rescale, rewriter)
 
 
-def _is_given_scale(rescale: Op, rewriter: Rewriter) -> bool:
-    """Whether the operator before does a RESCALE."""
+def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses the RESCALE into its producer."""
     op = rescale.inputs[0].producer
     if op is None or rescale.attrs["input_zp"] or not rewriter.single_use(op.output):
         return False
-    narrow = op.kind in _ARITHMETIC and all(value.dtype in _NARROW for value in op.inputs)
+    is_narrow = op.kind in _ARITHMETIC and all(value.dtype in _NARROW for value in op.inputs)
     if op.kind == "TABLE":
         return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
-    return op.kind in _SCALING or narrow or _reads_without(op, rewriter)
+    return op.kind in _SCALES_RESULT or is_narrow or _fuses_own_rescales(op, rewriter)
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    Workaround("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), copy_result),
-    # Of which it makes bitwise operators:
+    Workaround("rescaled_once", ("RESCALE",), partial(_is_fused_into_unscaled, kinds=_HAS_NO_SCALE), copy_result),
+    # Vela lowers SELECT to bitwise operators:
     Workaround(
-        "rescaled_choice", ("RESCALE",), partial(_is_of_no_scale, kinds=("SELECT",)), copy_result, releases=((5, 2),)
+        "rescaled_choice",
+        ("RESCALE",),
+        partial(_is_fused_into_unscaled, kinds=("SELECT",)),
+        copy_result,
+        releases=((5, 2),),
     ),
-    Workaround("unclipped_term", ("RESCALE",), _is_left_unclipped, copy_result, releases=((5, 2),)),
-    Workaround("clipped_rescale", ("RESCALE",), _is_clipped, _copy_read, releases=((5, 2),)),
-    Workaround("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
-    Workaround("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
-    copy_where("joined_rescale", ("CONCAT", "PAD"), _is_written_whole, releases=((5, 2),)),
+    Workaround("unclipped_term", ("RESCALE",), _fuses_unclipped, copy_result, releases=((5, 2),)),
+    Workaround("clipped_rescale", ("RESCALE",), _is_clipped_by_producer, _copy_operand, releases=((5, 2),)),
+    Workaround("reshaped_parts", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
+    Workaround("rescaled_parts", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
+    Workaround("rescaled_part", ("RESCALE",), _reads_part, _copy_operand, releases=((5, 2),)),
+    Workaround("joined_again", ("RESCALE",), _is_between_joins, _copy_operand, releases=((5, 2),)),
+    copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_own_offset, releases=((5, 2),)),
 )

@@ -1,7 +1,8 @@
-"""Workarounds for compiler bugs: each is a predicate and a rewrite, and the predicate is the postcondition.
+"""Records of Vela workarounds: a predicate that matches a miscompiled pattern, and a bit-equal rewrite that avoids it.
 
-A rewrite is given what its predicate found and has no other condition, so that what one changes and what is checked
-behind the pass cannot differ. ``vela`` lists the records and applies them.
+The predicate is also the postcondition: it matches nothing after the rewrite. The rewrite receives the predicate's
+result and tests no condition of its own. What is rewritten and what is checked after the pass therefore cannot differ.
+``catalog`` lists the records and applies them.
 """
 
 from __future__ import annotations
@@ -15,51 +16,51 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.workers.vela import RELEASES, Release
 
-Found = TypeVar("Found")
+Match = TypeVar("Match")
 
 
 @dataclass(frozen=True)
-class Workaround(Generic[Found]):
-    """A form of an operator and its neighbours that the compiler gets wrong.
+class Workaround(Generic[Match]):
+    """A pattern of an operator and its neighbours that Vela miscompiles, and its rewrite.
 
     Attributes:
-        name: as in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
-        kinds: operators that ``find`` is asked about.
-        find: what the compiler gets wrong at an operator; false where it is right, and false of what ``rewrite`` gives.
-            It reads the graph and writes nothing.
-        rewrite: gives the value that replaces the operator's result, equal to the bit, of what ``find`` gave.
-        runs_last: it is rewritten where nothing but late ones is left, because others may end it on their way.
-        releases: of the compiler, that make it.
+        name: the name in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
+        kinds: the operator kinds that ``find`` is called for.
+        find: returns a description of the match, or a false value where Vela compiles the operator correctly. It never
+            matches the result of ``rewrite``, and it does not change the graph.
+        rewrite: emits the replacement of the operator's result, equal to the bit; receives what ``find`` returned.
+        runs_last: apply only when no other kind of workaround matches, because the other rewrites may remove the match.
+        releases: the releases of Vela that have the bug.
     """
 
     name: str
     kinds: tuple[str, ...]
-    find: Callable[[Op, Rewriter], Found | None]
-    rewrite: Callable[[Op, Found, Rewriter], Value]
+    find: Callable[[Op, Rewriter], Match | None]
+    rewrite: Callable[[Op, Match, Rewriter], Value]
     runs_last: bool = False
     releases: tuple[Release, ...] = RELEASES
 
 
 @dataclass(frozen=True)
-class GraphWorkaround(Generic[Found]):
-    """The same of a graph as a whole: its results, or operators that are no neighbours.
+class GraphWorkaround(Generic[Match]):
+    """A pattern that concerns the whole graph: its outputs, or operators that are not neighbours.
 
     Attributes:
-        name: as in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
-        find: all that the compiler gets wrong; nothing behind ``rewrite``.
+        name: the name in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
+        find: returns all matches in the graph; none after ``rewrite``.
         rewrite: changes the graph in place.
-        releases: of the compiler, that make it.
+        releases: the releases of Vela that have the bug.
     """
 
     name: str
-    find: Callable[[Graph, Target], Sequence[Found]]
-    rewrite: Callable[[Graph, Target, Sequence[Found]], None]
+    find: Callable[[Graph, Target], Sequence[Match]]
+    rewrite: Callable[[Graph, Target, Sequence[Match]], None]
     releases: tuple[Release, ...] = RELEASES
 
 
 AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 
-def is_needed(mistake: AnyWorkaround, target: Target) -> bool:
-    """Whether the compiler of ``target`` makes it; of a release that is not known, any release's."""
-    return mistake.name in target.hardware.vela_bugs and (target.vela is None or target.vela in mistake.releases)
+def is_needed(workaround: AnyWorkaround, target: Target) -> bool:
+    """Whether the Vela release of ``target`` has the bug; an unknown release is assumed to have all bugs."""
+    return workaround.name in target.hardware.vela_bugs and (target.vela is None or target.vela in workaround.releases)
