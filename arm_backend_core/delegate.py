@@ -14,26 +14,33 @@ from arm_backend_core import events
 from arm_backend_core.alternatives.chooser import chooser
 from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
-from arm_backend_core.aten.functionalize import functional
-from arm_backend_core.aten.high_rank import lower_ranks
+from arm_backend_core.aten.functionalize import functionalize_program
+from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
-from arm_backend_core.aten.memory_format import settle_memory_formats
+from arm_backend_core.aten.memory_format import normalize_memory_formats
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import CompileError, FullDelegationError, fault
-from arm_backend_core.insert_delegates import Compiled, Part, insert_delegates
+from arm_backend_core.errors import CompileError, FullDelegationError, compiler_fault
+from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
+from arm_backend_core.nodes import (
+    assign_debug_handles,
+    debug_handle_of,
+    eliminate_dead_code,
+    is_quantize,
+    operator_name,
+    set_refusal_reason,
+)
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
     compute_constant_outputs,
     constants_of,
-    copied,
+    copy_program,
     drop_assertions,
     lift_constants,
     split_dequantize,
@@ -69,12 +76,12 @@ def delegate(
         FullDelegationError: as asked for by ``require_full_delegation``.
         CompileError: Vela or the model converter failed.
     """
-    program = copied(program)
-    number(program.graph)
-    program = prepared(program, spec.target)
+    program = copy_program(program)
+    assign_debug_handles(program.graph)
+    program = prepare_program(program, spec.target)
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
-        keep_reason(node, refusal.reason)
+        set_refusal_reason(node, refusal.reason)
     rejected = selection.rejections()
     events.current().rejected.extend(rejected)
     if require_full_delegation and rejected:
@@ -87,29 +94,30 @@ def delegate(
     _set_debug_handles(parts)
     graphs = selection.graphs(parts)
     insert_delegates(
-        program, [_compiled(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)]
+        program,
+        [_compile_partition(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)],
     )
     return program
 
 
-def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
+def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
-    program = functional(program)
+    program = functionalize_program(program)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
-    lower_ranks(program.graph_module)
+    reduce_ranks(program.graph_module)
     drop_assertions(program)
-    drop_unread(program.graph)
+    eliminate_dead_code(program.graph)
     avoid_builtin_names(program)
     split_dequantize(program)
-    settle_memory_formats(program)
+    normalize_memory_formats(program)
     return program
 
 
-def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:
+def _compile_partition(part: Partition, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> CompiledPartition:
     """Optimize a part's graph and compile it."""
     results = [value.dtype for value in graph.outputs]
     try:
@@ -117,10 +125,10 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
-        raise CompileError(fault(what, error).reason, delegate=part.name) from error
+        raise CompileError(compiler_fault(what, error).reason, delegate=part.name) from error
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
-    payload, spec = _payload(part, graph, flatbuffer, spec)
-    artifacts.dump(spec, part.name, flatbuffer, payload, graph)
+    payload, spec = _compile_payload(part, graph, flatbuffer, spec)
+    artifacts.dump_artifacts(spec, part.name, flatbuffer, payload, graph)
     told = payload.told()
     record = events.Delegate(
         name=part.name,
@@ -131,32 +139,38 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         payload_bytes=len(payload.data),
         checksum=told[0].value,
         vela=payload.vela,
-        inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
-        outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
+        inputs=tuple(
+            _boundary_tensor(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)
+        ),
+        outputs=tuple(
+            _boundary_tensor(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)
+        ),
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
-        handles=_handles(part, graph),
+        handles=_debug_handles_by_operator(part, graph),
     )
     events.current().delegates.append(record)
     inputs = [(walk.entry(node)[1], value.dtype) for node, value in zip(part.inputs, graph.inputs, strict=True)]
-    execute = _executor(flatbuffer, inputs, results)
+    execute = _make_executor(flatbuffer, inputs, results)
     meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
-    return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
+    return CompiledPartition(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
 
 
-def _set_debug_handles(parts: Sequence[Part]) -> None:
+def _set_debug_handles(parts: Sequence[Partition]) -> None:
     """What ExecuTorch knows nodes inside of delegates by."""
     for node in (node for part in parts for node in part.nodes):
-        if (handle := handle_of(node)) is not None:
+        if (handle := debug_handle_of(node)) is not None:
             node.meta["debug_handle"] = handle
 
 
-def _handles(part: Part, graph: Graph) -> tuple[tuple[int, ...], ...]:
+def _debug_handles_by_operator(part: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
     """Debug handles by TOSA operator: its number is what a runtime calls it by, for a compiled delegate too."""
-    known = {node.name: handle for node in part.nodes if (handle := handle_of(node)) is not None}
+    known = {node.name: handle for node in part.nodes if (handle := debug_handle_of(node)) is not None}
     return tuple(tuple(sorted({known[o.node] for o in op.origins if o.node in known})) for op in graph.walk())
 
 
-def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) -> tuple[Payload, ArmCompileSpec]:
+def _compile_payload(
+    part: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
+) -> tuple[Payload, ArmCompileSpec]:
     def locate(text: str) -> tuple[str, str] | None:
         """The ATen operator behind a TOSA operator that a tool's message names."""
         for op in graph.ops:
@@ -176,35 +190,35 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
         raise error if origin is None else error.at(origin.operator, origin.source) from error
 
 
-def _io(node: Node, value: Value, walk: Lowering) -> events.Io:
+def _boundary_tensor(node: Node, value: Value, walk: Lowering) -> events.Io:
     q = walk.node_qparams(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
     return events.Io(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
-def _executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]) -> _Executor:
+def _make_executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]) -> _Executor:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
-            _array(tensor.detach().cpu().permute(order).contiguous(), dtype)
+            _to_array(tensor.detach().cpu().permute(order).contiguous(), dtype)
             for tensor, (order, dtype) in zip(tensors, inputs, strict=True)
         ]
-        return [_tensor(*made) for made in zip(reference.run(flatbuffer, arrays), results, strict=True)]
+        return [_to_tensor(*made) for made in zip(reference.run(flatbuffer, arrays), results, strict=True)]
 
     return execute
 
 
 #: Types that numpy lacks: integers with their bits stand for them.
-_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-_TYPES = {dtype_of(kind): kind for kind in _BITS}
+_BIT_TYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_TYPES = {dtype_of(kind): kind for kind in _BIT_TYPES}
 
 
-def _array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
+def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
     if tensor.dtype is torch.bool and dtype is DType.INT8:  # on hardware without booleans
         tensor = tensor.char()
-    return np.asarray(tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy())
+    return np.asarray(tensor.view(_BIT_TYPES.get(tensor.dtype, tensor.dtype)).numpy())
 
 
-def _tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
+def _to_tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
     if dtype not in _TYPES:
         return torch.from_numpy(np.array(array, dtype=bool if dtype is DType.BOOL else None))
     bits = np.array(array).view(np.int16 if dtype is DType.BF16 else np.uint8)

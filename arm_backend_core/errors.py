@@ -25,7 +25,7 @@ class Unsupported(Exception):
 
 
 class Fault(Unsupported):
-    """A rule of ours failed where it should have lowered the operator or refused it; ``fault`` makes it."""
+    """A rule of ours failed where it should have lowered the operator or refused it; ``compiler_fault`` makes it."""
 
 
 class InternalError(ArmBackendError):
@@ -37,7 +37,7 @@ def is_strict() -> bool:
     return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
 
 
-def fault(what: str, error: Exception | None = None) -> Fault:
+def compiler_fault(what: str, error: Exception | None = None) -> Fault:
     """The refusal of an operator on which a rule of ours failed: the export goes on with it on the CPU.
 
     Args:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rejected:
+class Rejection:
     """An operator that stays on the CPU, and why; ``fault``: a failure of the compiler, not a limit of the target."""
 
     node: str
@@ -71,7 +71,7 @@ class Log:
     """Collected while ``record()`` is open; ``notes`` are sentences for the user."""
 
     delegates: list[Delegate] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 

@@ -1,7 +1,7 @@
 """Which operators are computed as one in integers: the quantizer asks it where to quantize, the lowering what to merge.
 
 Two rules say it, for a graph of real numbers and for one with quantize and dequantize operators alike:
-``merging_reader`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function of
+``fusible_consumer`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function of
 one quantized tensor is ``Univariate`` until the lowering meets where it is quantized: then it is one TABLE or less.
 """
 
@@ -36,7 +36,7 @@ _WAVES = (aten.sin.default, aten.cos.default)
 _EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
 
 
-def merging_reader(node: Node) -> Node | None:
+def fusible_consumer(node: Node) -> Node | None:
     """The only reader of ``node``, if it is a clamp or a product with a positive number.
 
     It then merges into the RESCALE that the producer's integers leave through.
@@ -63,7 +63,7 @@ def common_base(
     return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None
 
 
-def is_term(node: Node) -> bool:
+def is_summed_product(node: Node) -> bool:
     """Whether ``node`` is a product that only a sum reads: of int16 it is then added as it is, in INT32."""
     targets = [overload_of(x.target) for x in (node, *node.users)]
     return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)
@@ -134,7 +134,7 @@ class Regions:
         merged: dict[Node, Node] = {}
         readers: set[Node] = set()
         for node, record in self._records.items():
-            reader = merging_reader(node) if record.absorbs_activation and node not in readers else None
+            reader = fusible_consumer(node) if record.absorbs_activation and node not in readers else None
             if reader in self._records and reader is not None and self.has_integer_rule(node):
                 merged[node] = reader
                 readers.add(reader)
@@ -300,7 +300,7 @@ class Univariate:
         return lookup(b, base, self._values, q)
 
 
-def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
+def as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
     """``node`` as a function of the one quantized tensor that its operands are, or are functions of, if so it is."""
     operands = [
         x for x in _operands(args, kwargs) if isinstance(x, Univariate) or not x.is_constant or x.value.size > 1
@@ -317,8 +317,8 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
     return replace(function, clamp=clamp, factor=_factor(node, record), is_discontinuous=jumps)
 
 
-def before_reader(reader: Node, q: QParams) -> QParams:
-    """Parameters of the operand of a ``merging_reader`` whose result has ``q``."""
+def qparams_before_consumer(reader: Node, q: QParams) -> QParams:
+    """Parameters of the operand of a ``fusible_consumer`` whose result has ``q``."""
     record = find(reader)
     factor = None if record is None or record.clamp is not None else _factor(reader, record)
     return q if factor is None else _scaled(q, 1 / factor)

@@ -13,15 +13,15 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
-from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, drop_unread
-from arm_backend_core.program import program_of
+from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, eliminate_dead_code
+from arm_backend_core.program import build_program
 
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class Partition:
     """Nodes that become one delegate.
 
     Attributes:
@@ -39,21 +39,21 @@ class Part:
     outputs: list[Node]
 
     @staticmethod
-    def of(name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]) -> Part:
+    def of(name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]) -> Partition:
         """The part that ``nodes`` are; ``position`` orders nodes as the program does."""
         members = set(nodes)
         read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
         sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
-        return Part(name, nodes, inputs, [source for source in sources if source in constants], outputs)
+        return Partition(name, nodes, inputs, [source for source in sources if source in constants], outputs)
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledPartition:
     """What a part was compiled to; ``execute`` computes it in Python, ``meta`` is kept with the delegate."""
 
-    part: Part
+    part: Partition
     backend_id: str
     payload: bytes
     compile_specs: list[Any]
@@ -61,20 +61,20 @@ class Compiled:
     meta: dict[str, Any]
 
 
-def insert_delegates(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
+def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledPartition]) -> None:
     """Put ``delegates`` into the program, and take out the nodes and the constants that nothing else reads."""
     if not delegates:
         return
     joints = _BoundaryCasts()
     modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
     for delegate, module in zip(delegates, modules, strict=True):
-        _insert(program, delegate.part, module, joints)
+        _insert_call(program, delegate.part, module, joints)
     for delegate in delegates:
         for node in reversed(delegate.part.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
-    drop_unread(program.graph)  # casts back to int64 that only delegates would have read
-    drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
+    eliminate_dead_code(program.graph)  # casts back to int64 that only delegates would have read
+    eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
     program.graph_module.recompile()
 
 
@@ -88,7 +88,7 @@ class _BoundaryCasts:
         """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
         if source not in self._made:
             wide = source.meta["val"].dtype is torch.int64
-            self._made[source] = _laid_out(_cast(source, torch.int32) if wide else source)
+            self._made[source] = _to_boundary_layout(_cast(source, torch.int32) if wide else source)
         return self._made[source]
 
     def leave(self, pick: Node, node: Node) -> None:
@@ -98,18 +98,20 @@ class _BoundaryCasts:
         node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
 
 
-def _laid_out(source: Node) -> Node:
+def _to_boundary_layout(source: Node) -> Node:
     value = source.meta["val"]
     if value.permute(boundary_order(source)).is_contiguous():
         return source
-    return _after(source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous())
+    return _insert_after(
+        source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous()
+    )
 
 
 def _cast(source: Node, dtype: torch.dtype) -> Node:
-    return _after(source, torch.ops.aten._to_copy.default, {"dtype": dtype}, source.meta["val"].to(dtype))
+    return _insert_after(source, torch.ops.aten._to_copy.default, {"dtype": dtype}, source.meta["val"].to(dtype))
 
 
-def _after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
+def _insert_after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
     """A node of the boundary behind ``source``; placeholders stay together."""
     behind = source
     while behind.op == "placeholder" and behind.next.op == "placeholder":
@@ -120,7 +122,7 @@ def _after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tenso
     return node
 
 
-def _insert(program: ExportedProgram, part: Part, module: Any, joints: _BoundaryCasts) -> None:
+def _insert_call(program: ExportedProgram, part: Partition, module: Any, joints: _BoundaryCasts) -> None:
     """The call of the delegate; what read the part's outputs reads the call's results."""
     from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
 
@@ -130,7 +132,7 @@ def _insert(program: ExportedProgram, part: Part, module: Any, joints: _Boundary
         lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
         sources = [joints.enter(node) for node in part.inputs]
         call = graph.call_function(executorch_call_delegate, (lowered, *sources))
-        results = [_as_delegated(node.meta["val"]) for node in part.outputs]
+        results = [_delegate_result(node.meta["val"]) for node in part.outputs]
         call.meta["val"] = results
         picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
     for node, pick, value in zip(part.outputs, picks, results, strict=True):
@@ -141,21 +143,21 @@ def _insert(program: ExportedProgram, part: Part, module: Any, joints: _Boundary
             spec.arg.name = node.name
 
 
-def _as_delegated(value: torch.Tensor) -> torch.Tensor:
+def _delegate_result(value: torch.Tensor) -> torch.Tensor:
     """A delegate's result: contiguous, without int64."""
     return (value.to(torch.int32) if value.dtype is torch.int64 else value).contiguous()
 
 
-def _lowered_module(program: ExportedProgram, delegate: Compiled) -> Any:
-    owned = _own_program(program, delegate.part)
-    stub = _Outputs([_as_delegated(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
+def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
+    owned = _partition_program(program, delegate.part)
+    stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
     owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
     lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
     lowered.meta = dict(delegate.meta)
     return lowered
 
 
-def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
+def _partition_program(program: ExportedProgram, part: Partition) -> ExportedProgram:
     """The part as a program of its own, for tools that look into delegates."""
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -166,16 +168,16 @@ def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
     for node in part.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in part.outputs))
-    return program_of(program, graph, {copies[node]: specs[node.name] for node in part.constants})
+    return build_program(program, graph, {copies[node]: specs[node.name] for node in part.constants})
 
 
-def drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
+def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) -> None:
     """Take out the constants called ``names`` that nothing reads any more."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     kept = []
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
-        if spec.kind not in _HELD or spec.arg.name not in names or node.users:
+        if spec.kind not in _CONSTANT_KINDS or spec.arg.name not in names or node.users:
             kept.append(spec)
             continue
         program.graph.erase_node(node)
@@ -184,7 +186,7 @@ def drop_unread_constants(program: ExportedProgram, names: Container[str]) -> No
     program.graph_signature.input_specs[:] = kept
 
 
-class _Outputs:
+class _DelegateStub:
     """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
 
     ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata

@@ -19,7 +19,7 @@ class ScalarKind(Enum):
 
 
 #: Kinds that are counted with: booleans are 0 and 1.
-COUNTABLE = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
+INTEGER_OR_BOOL = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
 
 _KINDS: dict[ScalarKind, str] = {
     ScalarKind.FLOAT: (
@@ -34,7 +34,7 @@ _KINDS: dict[ScalarKind, str] = {
     ScalarKind.COMPLEX: "complex32 complex64 complex128",
 }
 #: Types of newer PyTorch versions among them are absent from older ones.
-_OF: dict[torch.dtype, ScalarKind] = {
+_KIND_OF: dict[torch.dtype, ScalarKind] = {
     getattr(torch, name): kind for kind, names in _KINDS.items() for name in names.split() if hasattr(torch, name)
 }
 
@@ -45,9 +45,9 @@ def kind_of(dtype: torch.dtype) -> ScalarKind:
     Raises:
         ModelError: it is none of the four (``torch.qint8``, ``torch.bits8``).
     """
-    if dtype not in _OF:
+    if dtype not in _KIND_OF:
         raise ModelError(
             f"tensors of {dtype} hold no floating-point numbers, integers, booleans or complex numbers: convert them "
             "in the model, a quantized tensor with .dequantize()"
         )
-    return _OF[dtype]
+    return _KIND_OF[dtype]

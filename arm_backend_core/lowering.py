@@ -22,13 +22,19 @@ from torch.fx import Node
 
 from arm_backend_core.aten.int64 import INT32, Intervals
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import InternalError, Unsupported, fault
-from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
+from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
+from arm_backend_core.fusion import (
+    Univariate,
+    as_univariate,
+    fusible_consumer,
+    is_summed_product,
+    qparams_before_consumer,
+)
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     boundary_order,
-    evaluated,
+    evaluate_node,
     first_result,
     is_constant,
     is_dequantize,
@@ -113,7 +119,7 @@ class Lowering:
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
-            refusal = fault(f"lowering {operator_name(node)} raised {what}", error)
+            refusal = compiler_fault(f"lowering {operator_name(node)} raised {what}", error)
         dead = set(self.graph.ops[mark:])
         del self.graph.ops[mark:]
         self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
@@ -138,11 +144,17 @@ class Lowering:
         several = isinstance(meta, (list, tuple))
         made, expected = (x if isinstance(x, (list, tuple)) else [x] for x in (result, meta))
         if len(made) != len(expected) or isinstance(result, list) != several:
-            raise fault(f"{operator_name(node)} was lowered to {len(made)} results in place of {len(expected)}")
+            raise compiler_fault(
+                f"{operator_name(node)} was lowered to {len(made)} results in place of {len(expected)}"
+            )
         for item, wanted in zip(made, expected, strict=True):
-            if isinstance(wanted, torch.Tensor) and not isinstance(item, Unsupported) and not _agrees(item, wanted):
+            if (
+                isinstance(wanted, torch.Tensor)
+                and not isinstance(item, Unsupported)
+                and not _matches_meta(item, wanted)
+            ):
                 what = f"{item.base.value if isinstance(item, Univariate) else item.value}"
-                raise fault(
+                raise compiler_fault(
                     f"{operator_name(node)} was lowered to {what} in place of {wanted.dtype}{list(wanted.shape)}"
                 )
         return result
@@ -152,7 +164,7 @@ class Lowering:
     def read(self, node: Node) -> Tensor | Univariate | list[Any]:
         """What ``node`` became; a node outside is a graph input."""
         if node in self.constants:
-            _require_held(node.name, self.constants[node])
+            _require_representable(node.name, self.constants[node])
         result = self.results.get(node)
         if result is not None and not isinstance(result, Unsupported):
             return result
@@ -206,7 +218,7 @@ class Lowering:
             _require_static(node)
             return self._dequantize(node) if is_dequantize(node) else self._quantize(node)
         if is_constant(node, self.constants):
-            self.constants[node] = value = evaluated(node, self.constants.__getitem__)
+            self.constants[node] = value = evaluate_node(node, self.constants.__getitem__)
             return _constant(node.name, value)
         if node.target is operator.getitem:
             items = self.read(_node(node.args[0]))
@@ -249,10 +261,10 @@ class Lowering:
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         whole = [x.composed or x if isinstance(x, Univariate) else x for x in args]
-        function = None if node in self.floats else univariate(node, record, whole, kwargs)
+        function = None if node in self.floats else as_univariate(node, record, whole, kwargs)
         if function is not None and any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
             parts = [self._tabulated_once(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
-            apart = univariate(node, record, parts, kwargs)
+            apart = as_univariate(node, record, parts, kwargs)
             if apart is not None:
                 function = replace(apart, composed=function)
             elif self.result_qparams(node) is not None:
@@ -260,15 +272,17 @@ class Lowering:
                 args = [self._tabulated_once(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
         if function is not None and not (function.is_discontinuous and self.result_qparams(node) is not None):
             return function
-        args = [_settle(arg) for arg in args]
-        kwargs = {name: _settle(arg) for name, arg in kwargs.items()}
+        args = [_apply_pending_scale(arg) for arg in args]
+        kwargs = {name: _apply_pending_scale(arg) for name, arg in kwargs.items()}
         if record.lower_integer is None or node in self.floats:
             return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
         if record.kind is Kind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
             out = self.result_qparams(node)
-            exact = is_term(node) and all(isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args)
+            exact = is_summed_product(node) and all(
+                isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args
+            )
             if out is None and is_float(node) and not exact:
                 return self._in_float(node, record, args, kwargs, "its result is not quantized")
         rule = record.lower_integer
@@ -321,7 +335,7 @@ class Lowering:
         if source.q is not None:
             return Tensor(context.requantize(source, q))
         if _node(node.args[0]) in self.constants:  # PyTorch divides in float32, which shows beside a half
-            return Tensor(self.builder.const(evaluated(node, self.constants.__getitem__).numpy(), q.dtype))
+            return Tensor(self.builder.const(evaluate_node(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:
@@ -360,20 +374,20 @@ class Lowering:
         """Parameters that ``node``'s result is quantized with: by its users, or through one that merges into it."""
         readers: list[Node] = []
         while not node.users or not all(is_quantize(user) for user in node.users):
-            reader = merging_reader(node)
+            reader = fusible_consumer(node)
             if reader is None:
                 return None
             readers.append(node := reader)
         first, *others = (self.node_qparams(user) for user in node.users)
         if not all(first.same(other) for other in others):
             return None
-        return reduce(lambda q, reader: before_reader(reader, q), reversed(readers), first)
+        return reduce(lambda q, reader: qparams_before_consumer(reader, q), reversed(readers), first)
 
 
-def _settle(x: Any) -> Any:
+def _apply_pending_scale(x: Any) -> Any:
     """An operand as a tensor, where it is a function that only scales one."""
     if isinstance(x, list):
-        return [_settle(item) for item in x]
+        return [_apply_pending_scale(item) for item in x]
     return x.settled() if isinstance(x, Univariate) else x
 
 
@@ -407,7 +421,7 @@ def _constant(name: str, value: Any) -> Any:
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 
-def _require_held(name: str, value: Any) -> None:
+def _require_representable(name: str, value: Any) -> None:
     """Raise ``Unsupported`` where TOSA cannot hold a tensor, ``name`` for the error; other constants may read it."""
     if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and not value.equal(value.clamp(*INT32)):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
@@ -415,7 +429,7 @@ def _require_held(name: str, value: Any) -> None:
         dtype_of(value.dtype)
 
 
-def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:
+def _matches_meta(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:
     """Whether a result has this shape and element type; real numbers may be held as integers."""
     tensor = item.base if isinstance(item, Univariate) else item
     if tensor.shape != tuple(wanted.shape):

@@ -12,19 +12,19 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, GraphModule, Node
 
-from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
+from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
 TIMESTEP_SLOT = "arm_place"
 #: Metadata of a ``scan`` whose rounds are calls of a delegate.
-LOOP = "arm_loop"
+DELEGATE_LOOP = "arm_loop"
 #: Metadata of a tensor of integers, or of these as real numbers: the least and the largest that it is taken to hold.
 INTERVAL = "arm_interval"
 #: Metadata of a ``where`` between the results of two branches, of which one alone is computed while it is calibrated.
-CHOICE = "arm_choice"
-_LAYERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
-_NOT_THEIRS = (os.path.join(os.path.dirname(torch.__file__), ""), _LAYERS)
+BRANCH_SELECT = "arm_choice"
+_RECIPES_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
+_LIBRARY_FOLDERS = (os.path.join(os.path.dirname(torch.__file__), ""), _RECIPES_FOLDER)
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
 
@@ -78,7 +78,7 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
 
 
 #: Random operators that PyTorch's tag does not tell, without what marks an in-place form.
-_UNTAGGED = {
+_UNTAGGED_RANDOM = {
     *("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"),
     *("random", "binomial", "_sample_dirichlet", "normal_functional"),
 }
@@ -97,7 +97,7 @@ def is_random(node: Node) -> bool:
     if overload is None:
         return False
     name, known = overload._schema.name.partition("::")[2].removesuffix("_"), arguments_of(node)
-    if torch.Tag.nondeterministic_seeded not in overload.tags and name not in _UNTAGGED:
+    if torch.Tag.nondeterministic_seeded not in overload.tags and name not in _UNTAGGED_RANDOM:
         return False
     rates = [known[key] for key in ("dropout", "dropout_p", "p") if key in known and ("dropout" in key + name)]
     return known.get("train", known.get("training", True)) is not False and rates[:1] != [0.0]
@@ -170,7 +170,7 @@ def constant_nodes(graph: Graph) -> set[Node]:
     return constants
 
 
-def evaluated(node: Node, value_of: Callable[[Node], Any]) -> Any:
+def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     """What PyTorch makes of ``value_of`` each operand: a tensor, or several.
 
     Some kernels lay their result out in another way than the graph says, by which its views were traced.
@@ -182,7 +182,7 @@ def evaluated(node: Node, value_of: Callable[[Node], Any]) -> Any:
     return made.contiguous() if as_traced else made
 
 
-def drop_unread(graph: Graph) -> None:
+def eliminate_dead_code(graph: Graph) -> None:
     """Erase what nothing reads and has no effect; fx's ``eliminate_dead_code`` checks the whole graph before."""
     for node in reversed(graph.nodes):
         if not node.users and not node.is_impure():
@@ -201,34 +201,34 @@ def memory_order(tensor: torch.Tensor) -> Layout:
 #: Marks a node that only brings a tensor across a delegate's boundary.
 BOUNDARY = "arm_boundary"
 #: Key in a node's ``meta["custom"]``: why the node stays on the CPU.
-REASON = "arm_reason"
+REFUSAL_REASON = "arm_reason"
 #: Key in a node's ``meta``: why its decomposition was not used.
 DECOMPOSITION_REFUSAL = "arm_declined"
-#: Key in a node's ``meta["custom"]``: its number in the program as it was captured, see ``number``.
-HANDLE = "arm_handle"
+#: Key in a node's ``meta["custom"]``: its number in the program as it was captured, see ``assign_debug_handles``.
+DEBUG_HANDLE = "arm_handle"
 #: Above the debug handles that ExecuTorch gives to what stays on the CPU, in a flow that is not ours.
 _FIRST_HANDLE = 1_000_001
 
 
-def keep_reason(node: Node, reason: str) -> None:
+def set_refusal_reason(node: Node, reason: str) -> None:
     """Have ``node`` carry why it stays on the CPU; ExecuTorch decomposes and renames it, and copies this."""
-    node.meta["custom"] = {**(node.meta.get("custom") or {}), REASON: reason}
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), REFUSAL_REASON: reason}
 
 
-def number(graph: Graph, first: int = _FIRST_HANDLE) -> None:
+def assign_debug_handles(graph: Graph, first: int = _FIRST_HANDLE) -> None:
     """Give operators numbers in program order, unless they have some: ExecuTorch's debug handles come from these.
 
-    What an operator is decomposed into inherits its number, here and in ExecuTorch, as ``keep_reason`` has it.
+    What an operator is decomposed into inherits its number, here and in ExecuTorch, as ``set_refusal_reason`` has it.
     """
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    if all(handle_of(node) is None for node in nodes):
+    if all(debug_handle_of(node) is None for node in nodes):
         for handle, node in enumerate(nodes, first):
-            node.meta["custom"] = {**(node.meta.get("custom") or {}), HANDLE: handle}
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), DEBUG_HANDLE: handle}
 
 
-def handle_of(node: Node) -> int | None:
+def debug_handle_of(node: Node) -> int | None:
     """The number of ``node``, or of the operator that it was made for; None for what only the compiler wants."""
-    return (node.meta.get("custom") or {}).get(HANDLE)
+    return (node.meta.get("custom") or {}).get(DEBUG_HANDLE)
 
 
 def boundary_source(node: Node) -> Node:
@@ -282,9 +282,9 @@ def is_complex(node: Node) -> bool:
     return result_kind(node) is ScalarKind.COMPLEX
 
 
-def is_countable(node: Node) -> bool:
+def is_integer_or_bool(node: Node) -> bool:
     """Whether ``node``'s (first) result is a tensor of integers or booleans, which count as 0 and 1."""
-    return result_kind(node) in COUNTABLE
+    return result_kind(node) in INTEGER_OR_BOOL
 
 
 def source_line(node: Node) -> str:
@@ -296,7 +296,7 @@ def source_line(node: Node) -> str:
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     if not lines:
         return ""
-    theirs = [line for line in lines if not line.removeprefix('File "').startswith(_NOT_THEIRS)]
+    theirs = [line for line in lines if not line.removeprefix('File "').startswith(_LIBRARY_FOLDERS)]
     file, line, *_ = (theirs or lines)[-1].removeprefix("File ").split(", ")
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
 
@@ -304,17 +304,17 @@ def source_line(node: Node) -> str:
 def modules_of(node: Node) -> dict[str, Any]:
     """{path of a module: its type} for the modules that a node was traced in, the innermost last."""
     stack = node.meta.get("nn_module_stack") or {}
-    return {_path(entry[0]): entry[1] for entry in stack.values()}
+    return {_module_path(entry[0]): entry[1] for entry in stack.values()}
 
 
-def _path(raw: str) -> str:
+def _module_path(raw: str) -> str:
     """torch.export writes ``L['self'].layer.0`` or ``layer.0``."""
     for old, new in (("L['self']", ""), ("L__self__", ""), ("['", "."), ("']", "")):
         raw = raw.replace(old, new)
     return raw.strip(".")
 
 
-def in_words(node: Node) -> str:
+def describe_node(node: Node) -> str:
     """What a user may know ``node`` by."""
     if node.op != "call_function":
         return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
@@ -322,14 +322,14 @@ def in_words(node: Node) -> str:
     return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 
-def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:
+def add_buffer_node(module: GraphModule, name: str, tensor: Tensor) -> Node:
     """A node, where the graph inserts, that reads ``tensor``; it becomes a buffer called ``name`` or similar."""
-    node = module.graph.get_attr(held(module, name, tensor))
+    node = module.graph.get_attr(add_buffer(module, name, tensor))
     node.meta["val"] = tensor
     return node
 
 
-def held(module: GraphModule, name: str, tensor: Tensor) -> str:
+def add_buffer(module: GraphModule, name: str, tensor: Tensor) -> str:
     """The name of ``tensor`` as a buffer of the module: ``name``, or similar."""
     while hasattr(module, name):
         name += "_"

@@ -27,7 +27,7 @@ def inverse(layout: Layout) -> Layout:
     return tuple(sorted(range(len(layout)), key=layout.__getitem__))
 
 
-def merged(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
+def merge_axes(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
     """Shape and permutation with neighbours that stay neighbours as one dimension, and none of size 1."""
     runs: list[list[int]] = []
     for axis in (axis for axis in perms if shape[axis] != 1):

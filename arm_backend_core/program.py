@@ -27,7 +27,14 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import attribute, drop_unread, evaluated, is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import (
+    add_buffer_node,
+    eliminate_dead_code,
+    evaluate_node,
+    is_constant,
+    is_dequantize,
+    is_quantize,
+)
 
 if TYPE_CHECKING:
     pass
@@ -56,13 +63,13 @@ def store_of(program: ExportedProgram, name: str) -> Tensors:
     return program.state_dict if name in program.state_dict else program.constants
 
 
-def copied(program: ExportedProgram) -> ExportedProgram:
+def copy_program(program: ExportedProgram) -> ExportedProgram:
     """A program with graph, signature and tables of weights of its own; the weights are shared."""
-    module, signature = copied_module(program.graph_module), copy.deepcopy(program.graph_signature)
-    return with_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
+    module, signature = copy_module(program.graph_module), copy.deepcopy(program.graph_signature)
+    return replace_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
 
 
-def with_parts(
+def replace_parts(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
     """``program`` with these parts in place of its own; their Python code is written when it is asked for."""
@@ -74,7 +81,7 @@ def with_parts(
     return twin
 
 
-def program_of(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[Node, InputSpec]) -> ExportedProgram:
+def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[Node, InputSpec]) -> ExportedProgram:
     """A graph as a program of its own.
 
     Args:
@@ -94,13 +101,15 @@ def program_of(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[
     stores = (program.state_dict, program.constants)
     tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
     # Not by the constructor: it writes and compiles the Python code of every part.
-    owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
+    owned = replace_parts(
+        program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables
+    )
     owned._module_call_graph = [ModuleCallEntry("", structure)]
     owned._range_constraints, owned._example_inputs = {}, None
     return owned
 
 
-def copied_module(module: GraphModule) -> GraphModule:
+def copy_module(module: GraphModule) -> GraphModule:
     """A module with a graph of its own, every node with its name; parameters and submodules are shared."""
     graph = torch.fx.Graph()
     values: dict[Node, Node] = {}
@@ -163,11 +172,13 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
             values[node] = None  # computed where it is returned
     output = graph.output_node()
     returned = [node for node in output.all_input_nodes if node.op == "call_function" and node in values]
-    for node, value in [(node, _computed(node, values)) for node in returned]:
+    for node, value in [(node, _evaluate_constant(node, values)) for node in returned]:
         if not isinstance(value, torch.Tensor) or not value.numel():
             continue
         with graph.inserting_before(node):
-            constant = attribute(program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value))
+            constant = add_buffer_node(
+                program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value)
+            )
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
         traced = node.meta["val"]  # strides of dimensions with one element may be out of order there
         duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
@@ -176,13 +187,13 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
         for spec in program.graph_signature.output_specs:
             if spec.arg.name == node.name:
                 spec.arg.name = duplicate.name
-    drop_unread(graph)
+    eliminate_dead_code(graph)
     return bool(returned)
 
 
-def _computed(node: Node, values: dict[Node, Any]) -> Any:
+def _evaluate_constant(node: Node, values: dict[Node, Any]) -> Any:
     if values[node] is None:
-        values[node] = evaluated(node, lambda x: _computed(x, values))
+        values[node] = evaluate_node(node, lambda x: _evaluate_constant(x, values))
     return values[node]
 
 
@@ -207,7 +218,7 @@ def split_dequantize(program: ExportedProgram) -> None:
             user.replace_input_with(node, copy)
 
 
-def inputs_of(program: ExportedProgram) -> list[Node]:
+def user_inputs(program: ExportedProgram) -> list[Node]:
     """What a caller gives to the program, in order."""
     held = {
         *program.graph_signature.inputs_to_parameters,
@@ -230,16 +241,16 @@ def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
 
 
 #: Where in memory a tensor lies, and how.
-Identity = tuple[Hashable, ...]
+TensorIdentity = tuple[Hashable, ...]
 
 
-def identity(tensor: torch.Tensor) -> Identity:
+def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     """The same for two tensors that are one."""
     memory = tensor.untyped_storage().data_ptr()
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def written(program: ExportedProgram) -> set[str]:
+def mutated_buffers(program: ExportedProgram) -> set[str]:
     """Buffers that a program writes: in place, or by what it returns."""
     from arm_backend_core.nodes import is_written
 

@@ -12,16 +12,16 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
-from arm_backend_core.insert_delegates import Part
+from arm_backend_core.insert_delegates import Partition
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import (
-    LOOP,
-    in_words,
+    DELEGATE_LOOP,
+    describe_node,
     is_dequantize,
     is_quantize,
-    keep_reason,
     operator_name,
     overload_of,
+    set_refusal_reason,
     source_line,
 )
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
@@ -51,30 +51,30 @@ class Selection:
     order: list[Node]
     refusals: dict[Node, Unsupported]
 
-    def rejections(self) -> list[events.Rejected]:
+    def rejections(self) -> list[events.Rejection]:
         """Operators that stay on the CPU; what only crosses the boundary is not one."""
         return [
-            events.Rejected(
+            events.Rejection(
                 node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()
-            if not (is_quantize(node) or is_dequantize(node) or LOOP in node.meta)
+            if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)
             and node.target is not operator.getitem  # counts with the operator that it picks a result of
         ]
 
-    def parts(self, name: str = "arm") -> list[Part]:
+    def parts(self, name: str = "arm") -> list[Partition]:
         """The delegates, called ``name`` and a number; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._sink_into_consumers(self._divided(levels(self.order, chosen)), chosen)
+        placed = self._sink_into_consumers(self._divided(assign_levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
             if node in placed:
                 groups.setdefault(placed[node], []).append(node)
         constants, order = constants_of(self.program), position.__getitem__
-        return [Part.of(f"{name}_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
+        return [Partition.of(f"{name}_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
 
-    def graphs(self, parts: Iterable[Part]) -> Iterable[Graph]:
+    def graphs(self, parts: Iterable[Partition]) -> Iterable[Graph]:
         """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""
         position = {op: index for index, op in enumerate(self.walk.graph.ops)}
         for part in parts:
@@ -115,7 +115,7 @@ class Selection:
                 readers.setdefault(placed.get(user), []).append(user)
             depths = sorted(depth for depth in readers if depth is not None)
             if not depths:
-                keep_reason(node, "it computes a constant, which the CPU alone reads")
+                set_refusal_reason(node, "it computes a constant, which the CPU alone reads")
                 del placed[node]
                 continue
             placed[node] = depths[0]
@@ -148,7 +148,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         torn = _unmaterializable(order, walk, refusals)
         if not torn:
             _check_loops(order, refusals, target)
-            _check_own(refusals, target)
+            _check_custom_operators(refusals, target)
             return Selection(program, walk, order, refusals)
         floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.floats
         if floats:  # functions and moved data that are read as real numbers are computed as such
@@ -165,7 +165,7 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
     Raises:
         ModelError: it is not.
     """
-    level = levels(order, set(order) - refusals.keys())
+    level = assign_levels(order, set(order) - refusals.keys())
     for last, end in enumerate(order):
         starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
         inside = order[order.index(starts[0]) : last + 1] if starts else []
@@ -177,7 +177,7 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
             raise ModelError(f"{what}. {why.rstrip('.')}. Choose {advice}")
 
 
-def _check_own(refusals: dict[Node, Unsupported], target: Target) -> None:
+def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
     """What PyTorch has no operator for has no kernel on the CPU.
 
     Raises:
@@ -186,7 +186,9 @@ def _check_own(refusals: dict[Node, Unsupported], target: Target) -> None:
     for node, refusal in refusals.items():
         overload = overload_of(node.target)
         if overload is not None and overload.namespace == LOOP_OUT.namespace and overload not in (LOOP_IN, LOOP_OUT):
-            what = f"{in_words(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
+            what = (
+                f"{describe_node(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
+            )
             raise ModelError(f"{what} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
 
 
@@ -206,7 +208,7 @@ def _unmaterializable(
     return torn
 
 
-def levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
+def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """Chosen nodes as few groups that no path leaves and enters again.
 
     A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a

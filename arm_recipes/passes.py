@@ -31,8 +31,8 @@ from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.int64 import INT32, Intervals
-from arm_backend_core.kinds import COUNTABLE, kind_of
-from arm_backend_core.nodes import drop_unread, overload_of
+from arm_backend_core.kinds import INTEGER_OR_BOOL, kind_of
+from arm_backend_core.nodes import eliminate_dead_code, overload_of
 
 __all__ = [
     "ConvertInt64ConstOpsToInt32Pass",
@@ -196,7 +196,7 @@ def _numbers(module: GraphModule) -> dict[Node, Tensor]:
             value = attrgetter(str(node.target))(module)
         else:
             value = getattr(node.meta.get("val"), "constant", None) if node.op == "placeholder" else None
-        if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in COUNTABLE:
+        if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in INTEGER_OR_BOOL:
             found[node] = value
     return found
 
@@ -260,7 +260,7 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
             _evaluate(node)
             if _dtypes(node) != before:
                 changed.add(node)
-    drop_unread(module.graph)
+    eliminate_dead_code(module.graph)
     module.recompile()
     return PassResult(module, True)
 

@@ -13,13 +13,13 @@ from functools import partial
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
-from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import INTERVAL, attribute, is_float, is_integer
+from arm_backend_core.nodes import INTERVAL, add_buffer_node, is_float, is_integer
 
 aten = torch.ops.aten
-_DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
-_TURN, _PHASE = 27, 16  #: a turn is 2**27 while digits are added up, and 2**16 in the end
+_DIGIT_BITS = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
+_TURN_BITS, _PHASE_BITS = 27, 16  #: a turn is 2**27 while digits are added up, and 2**16 in the end
 _CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 _MOVES = [getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")]
 _MOVES += [aten.transpose.int, aten.slice.Tensor, aten.select.int]
@@ -28,18 +28,20 @@ _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.matmul.default, aten.bmm.def
 
 def reduce_angles(module: GraphModule) -> None:
     """Take whole turns from what cos and sin read, where that is whole numbers times constants."""
-    angles = _Angles(module)
+    angles = _PhaseComputer(module)
     for target in (aten.cos.default, aten.sin.default):
         for node in module.graph.find_nodes(op="call_function", target=target):
             phases = angles.phases(node.args[0])
             if phases is not None and node.meta["val"].dtype is torch.float32:
                 with module.graph.inserting_before(node):
-                    whole = call(node, aten.to.dtype, call(node, aten.to.dtype, phases, torch.int16), torch.float32)
-                    whole.meta[INTERVAL] = (-(1 << _PHASE - 1), 1 << _PHASE - 1)
-                    node.args = (call(node, aten.mul.Tensor, whole, math.tau / (1 << _PHASE)),)
+                    whole = insert_call(
+                        node, aten.to.dtype, insert_call(node, aten.to.dtype, phases, torch.int16), torch.float32
+                    )
+                    whole.meta[INTERVAL] = (-(1 << _PHASE_BITS - 1), 1 << _PHASE_BITS - 1)
+                    node.args = (insert_call(node, aten.mul.Tensor, whole, math.tau / (1 << _PHASE_BITS)),)
 
 
-class _Angles:
+class _PhaseComputer:
     """Copies of nodes, in integers."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -88,18 +90,20 @@ class _Angles:
 
     def _turned(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
         """x * ``turns``, in phases: the sum of ((x >> 4i) & 15) * (turns * 16**i mod 1), the last digit signed."""
-        shifts = torch.arange(0, 32, _DIGIT, dtype=torch.int32)
-        masks = torch.tensor([(1 << _DIGIT) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
-        parts = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _TURN)
-        factors = torch.remainder(parts.round(), 1 << _TURN).to(torch.int32)
-        emit, constant = partial(call, node), partial(attribute, self._module, f"{node.name}_turns")
+        shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
+        masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
+        parts = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _TURN_BITS)
+        factors = torch.remainder(parts.round(), 1 << _TURN_BITS).to(torch.int32)
+        emit, constant = partial(insert_call, node), partial(add_buffer_node, self._module, f"{node.name}_turns")
         with node.graph.inserting_before(node):
             column = emit(aten.unsqueeze.default, emit(aten.to.dtype, x, torch.int32), -1)
             digits = emit(aten.bitwise_right_shift.Tensor, column, constant(shifts))
             digits = emit(aten.bitwise_and.Tensor, digits, constant(masks))
-            terms = emit(aten.bitwise_and.Scalar, emit(aten.mul.Tensor, digits, constant(factors)), (1 << _TURN) - 1)
+            terms = emit(
+                aten.bitwise_and.Scalar, emit(aten.mul.Tensor, digits, constant(factors)), (1 << _TURN_BITS) - 1
+            )
             total = emit(aten.sum.dim_IntList, terms, [-1], dtype=torch.int32)
-            down, half = _TURN - _PHASE, 1 << _PHASE - 1
+            down, half = _TURN_BITS - _PHASE_BITS, 1 << _PHASE_BITS - 1
             rounded = emit(aten.add.Tensor, total, (half << down) + (1 << down - 1))
             phases = emit(aten.bitwise_right_shift.Tensor_Scalar, rounded, down)
-            return emit(aten.sub.Tensor, emit(aten.bitwise_and.Scalar, phases, (1 << _PHASE) - 1), half)
+            return emit(aten.sub.Tensor, emit(aten.bitwise_and.Scalar, phases, (1 << _PHASE_BITS) - 1), half)

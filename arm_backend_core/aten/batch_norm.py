@@ -14,18 +14,18 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import attribute
+from arm_backend_core.nodes import add_buffer_node
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
 
 
-def remove_batch_norms(module: GraphModule) -> None:
+def fold_batch_norms(module: GraphModule) -> None:
     """Replace batch norms with statistics of the training, on [N, C], [N, C, L] and images of two or three axes."""
     for node in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
-        weight, bias, mean, variance = (_attribute(module, parameter) for parameter in parameters)
+        weight, bias, mean, variance = (_parameter(module, parameter) for parameter in parameters)
         known = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
         if training or not known or mean is None or variance is None:
             continue
@@ -34,12 +34,12 @@ def remove_batch_norms(module: GraphModule) -> None:
         gain = torch.rsqrt(variance + eps) * (1.0 if weight is None else weight)
         offset = (0.0 if bias is None else bias) - mean * gain
         with module.graph.inserting_before(node):
-            result = x if _absorbed(module, x, gain, offset) else _depthwise(module, node, x, gain, offset)
+            result = x if _fold_into_producer(module, x, gain, offset) else _to_depthwise(module, node, x, gain, offset)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
 
 
-def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:
+def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:
     """Multiply weight and bias of ``x`` by ``gain`` [C] and add ``offset`` [C], if the batch norm alone reads it."""
     record = find(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
@@ -52,30 +52,32 @@ def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> boo
     if bias is not None and bias.op != "get_attr":
         return False
     shape = [-1 if i == axis else 1 for i in range(weight.meta["val"].dim())]
-    shift = offset if bias is None else offset + _attribute(module, bias) * gain
+    shift = offset if bias is None else offset + _parameter(module, bias) * gain
     with module.graph.inserting_before(x):
         arguments: list[Any] = list(x.args) + [None] * (record.bias + 1 - len(x.args))
-        arguments[record.weight] = attribute(module, weight.name, _attribute(module, weight) * gain.reshape(shape))
-        arguments[record.bias] = attribute(module, f"{weight.name}_offset", shift)
+        arguments[record.weight] = add_buffer_node(
+            module, weight.name, _parameter(module, weight) * gain.reshape(shape)
+        )
+        arguments[record.bias] = add_buffer_node(module, f"{weight.name}_offset", shift)
         x.args = tuple(arguments)
     return True
 
 
-def _depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offset: Tensor) -> Node:
+def _to_depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offset: Tensor) -> Node:
     """x [N, C, ...] with its further axes as one or two of an image."""
     shape = list(x.meta["val"].shape)
     flat = len(shape) in (2, 5)
     spatial = [math.prod(shape[2:-1]), *shape[4:]] if flat else shape[2:]
     ones, zeros = [1] * len(spatial), [0] * len(spatial)
-    weight = attribute(module, f"{origin.name}_gain", gain.reshape(-1, 1, *ones))
-    bias = attribute(module, f"{origin.name}_offset", offset)
+    weight = add_buffer_node(module, f"{origin.name}_gain", gain.reshape(-1, 1, *ones))
+    bias = add_buffer_node(module, f"{origin.name}_offset", offset)
     operator = aten.conv1d.default if len(spatial) == 1 else aten.conv2d.default
-    image = call(origin, aten.reshape.default, x, [*shape[:2], *spatial]) if flat else x
-    result = call(origin, operator, image, weight, bias, ones, zeros, ones, gain.numel())
-    return call(origin, aten.reshape.default, result, shape) if flat else result
+    image = insert_call(origin, aten.reshape.default, x, [*shape[:2], *spatial]) if flat else x
+    result = insert_call(origin, operator, image, weight, bias, ones, zeros, ones, gain.numel())
+    return insert_call(origin, aten.reshape.default, result, shape) if flat else result
 
 
-def call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
+def insert_call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
     """An operator in the place of ``origin``, with its trace and its fake tensor."""
     node = origin.graph.call_function(operator, args, keywords)
     node.meta = dict(origin.meta)
@@ -87,7 +89,7 @@ def call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
     return node
 
 
-def _attribute(module: GraphModule, node: Any) -> Any:
+def _parameter(module: GraphModule, node: Any) -> Any:
     """A parameter's tensor; None where the operator has none, or computes it."""
     is_held = isinstance(node, Node) and node.op == "get_attr"
     return attrgetter(str(node.target))(module).detach() if is_held else None

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import attribute, constant_nodes, evaluated
+from arm_backend_core.nodes import add_buffer_node, constant_nodes, evaluate_node
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 
@@ -30,7 +30,7 @@ class Constants:
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
         if node not in self._values:
-            self._values[node] = evaluated(node, self.value)
+            self._values[node] = evaluate_node(node, self.value)
         return self._values[node]
 
 
@@ -45,5 +45,5 @@ def fold_weights(module: GraphModule) -> None:
             source: Any = node.args[place] if place < len(node.args) else None
             if isinstance(source, Node) and source.op == "call_function" and source in constants:
                 with module.graph.inserting_before(source):
-                    folded = attribute(module, f"{source.name}_value", constants.value(source).clone())
+                    folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
                 source.replace_all_uses_with(folded)

@@ -25,15 +25,15 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
+from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     TIMESTEP_SLOT,
+    add_buffer,
     constant_nodes,
-    drop_unread,
+    describe_node,
+    eliminate_dead_code,
     first_result,
-    held,
-    in_words,
     is_constant,
     is_implicit,
     mutates,
@@ -62,7 +62,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     for node in module.graph.nodes:  # before operands are replaced by what lies otherwise
         record = composite(node)
         if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
-            raise ModelError(f"{in_words(node)} cannot be exported: {BEYOND_A_VIEW}")
+            raise ModelError(f"{describe_node(node)} cannot be exported: {BEYOND_A_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
 
@@ -105,7 +105,7 @@ class _Decomposer:
         changed = False
         for node in list(module.graph.nodes):
             known = node.op == "get_attr" or is_constant(node, constants)
-            if known and not complex_numbers.concerns(node):
+            if known and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
                 _is_composite(node, constants)
@@ -116,7 +116,7 @@ class _Decomposer:
             elif known:
                 constants.add(node)
         if changed:
-            drop_unread(module.graph)
+            eliminate_dead_code(module.graph)
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
@@ -125,24 +125,24 @@ class _Decomposer:
             outputs = self._outputs(_Writer(self, module, node, constants), node)
             if outputs is None:
                 return False
-            _check(node, outputs)
-            outputs = _as_traced(node, outputs)
+            _check_outputs(node, outputs)
+            outputs = _match_traced_layout(node, outputs)
         except InternalError:
             raise
         except ModelError as error:
-            raise ModelError(f"{in_words(node)} cannot be exported: {error}") from error
+            raise ModelError(f"{describe_node(node)} cannot be exported: {error}") from error
         except Exception as error:
             what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
-            node.meta[DECOMPOSITION_REFUSAL] = error if isinstance(error, Unsupported) else fault(what, error)
-            drop_unread(module.graph)  # what was written already
+            node.meta[DECOMPOSITION_REFUSAL] = error if isinstance(error, Unsupported) else compiler_fault(what, error)
+            eliminate_dead_code(module.graph)  # what was written already
             return False
-        _hand_over(node, outputs)
+        _replace_node(node, outputs)
         return True
 
     def _outputs(self, writer: _Writer, node: Node) -> Any:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
-        if complex_numbers.concerns(node):
-            return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
+        if complex_numbers.involves_complex(node):
+            return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
         record = composite(node)
         if record is not None and record.stepwise:
             return record.decompose(writer.call, *node.args, **node.kwargs)
@@ -161,7 +161,7 @@ class _Decomposer:
         if record is not None and record.reads_memory:
             form += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.fragment(writer.module, (node.target, form), call, sources, writer.constants)
-        if fragment is None or (_alternative(node) and not fragment.complete):
+        if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
             return None
         if not fragment.serves(node):
             raise Unsupported("it is lowered without its further results (indices), but they are used")
@@ -214,12 +214,12 @@ class _Decomposer:
         self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
     ) -> _Fragment | None:
         try:
-            module = traced(call, values)
+            module = trace(call, values)
             known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
             if any(
                 node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
             ):
-                module = traced(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
+                module = trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
         except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
                 return None
@@ -236,7 +236,7 @@ class _Decomposer:
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or fails(
                     f"{target} is made of writes to memory that others share"
                 )
-        return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
+        return _Fragment(module, all(_is_lowerable(node, constants) for node in module.graph.nodes))
 
 
 @dataclass
@@ -293,7 +293,7 @@ class _Writer:
                     continue
                 copy = graph.node_copy(node, copies.__getitem__)
                 if node.op == "get_attr":
-                    copy.target = _adopt(self.module, operator.attrgetter(str(node.target))(fragment))
+                    copy.target = _register_constant(self.module, operator.attrgetter(str(node.target))(fragment))
                 copy.meta.update(inherited)
                 if place is not None:
                     copy.meta[TIMESTEP_SLOT] = *place, position
@@ -312,7 +312,7 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
         return find(node) is None
     if node.target is aten.view_as_complex.default:
         return False
-    composed = find(node) is None or complex_numbers.concerns(node)
+    composed = find(node) is None or complex_numbers.involves_complex(node)
     return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
 
 
@@ -342,7 +342,7 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     return vector or any(weight not in constants for weight in weights)
 
 
-def _alternative(node: Node) -> bool:
+def _has_cpu_kernel(node: Node) -> bool:
     """Whether PyTorch has a kernel for the operator too.
 
     Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
@@ -351,29 +351,29 @@ def _alternative(node: Node) -> bool:
     return composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
-def _is_known(node: Node, constants: set[Node]) -> bool:
+def _is_lowerable(node: Node, constants: set[Node]) -> bool:
     return node.op != "call_function" or node in constants or node.target is operator.getitem or find(node) is not None
 
 
-def _check(node: Node, outputs: Any) -> None:
+def _check_outputs(node: Node, outputs: Any) -> None:
     """Hold a decomposition to what PyTorch says that ``node`` gives.
 
     Raises:
         Unsupported: shapes or element types differ; a fault of ours where the decomposition is.
     """
-    made = [x and _kind(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
+    made = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
-    wanted = [_kind(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
+    wanted = [_signature(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
     if any(x is not None and x != y for x, y in zip(made, wanted, strict=True)):
         what = f"the decomposition of {node.target} gives {made} in place of {wanted}"
-        raise Unsupported(what) if composite(node) is None else fault(what)
+        raise Unsupported(what) if composite(node) is None else compiler_fault(what)
 
 
-def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+def _signature(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _as_traced(node: Node, outputs: Any) -> Any:
+def _match_traced_layout(node: Node, outputs: Any) -> Any:
     """``outputs``, contiguous in memory where the results of ``node`` are: by these their views were traced."""
     if isinstance(outputs, (tuple, list)):
         return [_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
@@ -390,7 +390,7 @@ def _contiguous(x: Any, traced: Any) -> Any:
     return copy
 
 
-def _hand_over(node: Node, outputs: Any) -> None:
+def _replace_node(node: Node, outputs: Any) -> None:
     """Let the readers of ``node`` read ``outputs`` instead."""
     if isinstance(outputs, (tuple, list)):
         for pick in list(node.users):
@@ -403,7 +403,7 @@ def _hand_over(node: Node, outputs: Any) -> None:
     node.graph.erase_node(node)
 
 
-def traced(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
+def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
     """Operators of ``call`` on fake tensors, composites kept whole."""
     values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
@@ -417,7 +417,7 @@ def _value(module: GraphModule, node: Node) -> Any:
     return operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
 
 
-def _adopt(module: GraphModule, tensor: Tensor) -> str:
+def _register_constant(module: GraphModule, tensor: Tensor) -> str:
     """The name of a constant of a decomposition on the module; it is registered the first time."""
     names = {id(held): name for name, held in module.named_buffers(recurse=False)}
-    return names.get(id(tensor)) or held(module, f"_decomposed_constant_{len(names)}", tensor)
+    return names.get(id(tensor)) or add_buffer(module, f"_decomposed_constant_{len(names)}", tensor)

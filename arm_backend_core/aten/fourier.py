@@ -40,30 +40,30 @@ class Pair:
         return Pair(torch.stack([real, imaginary], -1))
 
 
-def _waves(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+def _dft_matrices(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin of 2 * pi * j * k / n, [n, count]; rounded, so that they are 0 where they should be."""
     angles = 2 * math.pi * (np.outer(np.arange(n), np.arange(count)) % n) / n
     cosine, sine = (np.round(wave(angles), 15).astype(np.float32) for wave in (np.cos, np.sin))
     return torch.tensor(cosine).to(like.dtype), torch.tensor(sine).to(like.dtype)
 
 
-def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
+def _matmul_along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
     return torch.matmul(x.transpose(dim, -1), matrix).transpose(dim, -1)
 
 
-def _transformed(z: Pair, dims: Sequence[int], sign: int) -> Pair:
+def _transform(z: Pair, dims: Sequence[int], sign: int) -> Pair:
     """Along ``dims``, with exp(sign * i * angle)."""
     real, imaginary = z.parts
     for dim in dims:
-        cosine, sine = _waves(real.shape[dim], real.shape[dim], real)
+        cosine, sine = _dft_matrices(real.shape[dim], real.shape[dim], real)
         real, imaginary = (
-            _along(real, dim, cosine) - _along(imaginary, dim, sine) * sign,
-            _along(imaginary, dim, cosine) + _along(real, dim, sine) * sign,
+            _matmul_along(real, dim, cosine) - _matmul_along(imaginary, dim, sine) * sign,
+            _matmul_along(imaginary, dim, cosine) + _matmul_along(real, dim, sine) * sign,
         )
     return Pair.of(real, imaginary)
 
 
-def _factor(sizes: Sequence[int], normalization: int) -> float:
+def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
     """ATen's three ways: none, by the root of the number of elements, by that number."""
     return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
 
@@ -71,27 +71,29 @@ def _factor(sizes: Sequence[int], normalization: int) -> float:
 def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
     """``aten._fft_r2c``: all but the last of ``dim`` are transforms of complex numbers."""
     n, last = x.shape[dim[-1]], dim[-1]
-    cosine, sine = _waves(n, n // 2 + 1 if onesided else n, x)
-    first = Pair.of(_along(x, last, cosine), -_along(x, last, sine))
-    factor = _factor([x.shape[d] for d in dim], normalization)
-    return Pair(_transformed(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
+    cosine, sine = _dft_matrices(n, n // 2 + 1 if onesided else n, x)
+    first = Pair.of(_matmul_along(x, last, cosine), -_matmul_along(x, last, sine))
+    factor = _normalization_factor([x.shape[d] for d in dim], normalization)
+    return Pair(_transform(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
     """``aten._fft_c2c``."""
     axes = [d % (z.data.dim() - 1) for d in dim]
-    factor = _factor([z.data.shape[d] for d in axes], normalization)
-    return Pair(_transformed(z, axes, -1 if forward else 1).data * factor)
+    factor = _normalization_factor([z.data.shape[d] for d in axes], normalization)
+    return Pair(_transform(z, axes, -1 if forward else 1).data * factor)
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
     """``aten._fft_c2r``, which is backward. Of the last dimension half is given: all but its ends count twice."""
     axes = [d % (z.data.dim() - 1) for d in dim]
-    real, imaginary = _transformed(z, axes[:-1], 1).parts
-    cosine, sine = _waves(last_dim_size, real.shape[axes[-1]], real)
+    real, imaginary = _transform(z, axes[:-1], 1).parts
+    cosine, sine = _dft_matrices(last_dim_size, real.shape[axes[-1]], real)
     twice = torch.tensor([1.0 if 2 * k % last_dim_size == 0 else 2.0 for k in range(cosine.shape[1])])
-    result = _along(real, axes[-1], (cosine * twice).t()) - _along(imaginary, axes[-1], (sine * twice).t())
-    return result * _factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
+    result = _matmul_along(real, axes[-1], (cosine * twice).t()) - _matmul_along(
+        imaginary, axes[-1], (sine * twice).t()
+    )
+    return result * _normalization_factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
 
 
 # -- short-time transforms -----------------------------------------------------------------------------------------
@@ -108,7 +110,7 @@ def _window(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
     return torch.ones(count, dtype=like.dtype) if window is None else window
 
 
-def _short_time(
+def _stft(
     x: Tensor | Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -133,8 +135,8 @@ def _short_time(
     stretches = [p[..., start : start + (frames - 1) * hop + count].unfold(-1, count, hop) for p in parts]
     half = onesided if onesided is not None else len(parts) == 1
     # Waves by frequency and place in the window, [n_fft, frequencies].
-    waves = _waves(n_fft, n_fft // 2 + 1 if half else n_fft, real)
-    weights = _window(window, count, real)[:, None] * _factor([n_fft], int(normalized))
+    waves = _dft_matrices(n_fft, n_fft // 2 + 1 if half else n_fft, real)
+    weights = _window(window, count, real)[:, None] * _normalization_factor([n_fft], int(normalized))
     cosine, sine = (wave[left : left + count] * weights for wave in waves)
     by_cosine, by_sine = ([torch.matmul(s, wave).mT for s in stretches] for wave in (cosine, sine))
     if len(parts) == 1:
@@ -144,7 +146,7 @@ def _short_time(
     return spectrum if return_complex else spectrum.data
 
 
-def _centered(
+def _stft_centered(
     x: Tensor | Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -160,10 +162,10 @@ def _centered(
         parts = x.parts if isinstance(x, Pair) else (x,)
         padded = [F.pad(p[None], (n_fft // 2, n_fft // 2), pad_mode)[0] for p in parts]
         x = Pair.of(*padded) if isinstance(x, Pair) else padded[0]
-    return _short_time(x, n_fft, hop_length, win_length, window, *args, **named)
+    return _stft(x, n_fft, hop_length, win_length, window, *args, **named)
 
 
-def _inverse_short_time(
+def _istft(
     z: Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -187,12 +189,12 @@ def _inverse_short_time(
     left, half = (n_fft - count) // 2, n_fft // 2 + 1
     weights = _window(window, count, real)
     twice = torch.tensor([1.0 if 2 * k % n_fft == 0 else 2.0 for k in range(half)])
-    factor = _factor([n_fft], 1 if normalized else 2)
+    factor = _normalization_factor([n_fft], 1 if normalized else 2)
     # Of frequencies above the half, which a spectrum of both sides has, PyTorch reads nothing.
-    cosine, sine = ((w[left : left + count] * twice * factor).t() * weights for w in _waves(n_fft, half, real))
+    cosine, sine = ((w[left : left + count] * twice * factor).t() * weights for w in _dft_matrices(n_fft, half, real))
     windowed = torch.matmul(real[..., :half], cosine) - torch.matmul(imaginary[..., :half], sine)
-    total = _overlap_added(windowed, hop)
-    envelope = _overlap_added((weights * weights).expand(frames, count), hop)
+    total = _overlap_add(windowed, hop)
+    envelope = _overlap_add((weights * weights).expand(frames, count), hop)
     start = n_fft // 2 if center else 0
     whole = n_fft + (frames - 1) * hop
     wanted = whole - 2 * start if length is None else length
@@ -203,7 +205,7 @@ def _inverse_short_time(
     return F.pad(total[..., inner] * (1 / envelope[inner]), (0, wanted - (last - first)))
 
 
-def _overlap_added(x: Tensor, hop: int) -> Tensor:
+def _overlap_add(x: Tensor, hop: int) -> Tensor:
     """x [.., frames, n], each frame ``hop`` samples after the one before -> their sum [.., samples].
 
     A frame is cut into pieces of ``hop`` samples; piece k of frame t is added to stretch t + k of the result.
@@ -217,7 +219,7 @@ def _overlap_added(x: Tensor, hop: int) -> Tensor:
 
 #: Rules for the operators themselves, which need none for complex numbers around them.
 SHORT_TIME: dict[Any, Callable[..., Any]] = {
-    aten.stft.default: _short_time,
-    aten.stft.center: _centered,
-    aten.istft.default: _inverse_short_time,
+    aten.stft.default: _stft,
+    aten.stft.center: _stft_centered,
+    aten.istft.default: _istft,
 }

@@ -20,7 +20,7 @@ DROPOUT = tuple(
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for kind in (name, f"{name}_")
 )
-_FILLED: dict[Any, OpOverload] = {
+_ZERO_FILLED: dict[Any, OpOverload] = {
     aten.empty.memory_format: aten.zeros.default,
     aten.empty_like.default: aten.zeros_like.default,
     aten.new_empty.default: aten.new_zeros.default,
@@ -41,18 +41,18 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
         at its end aside.
     """
     _drop_identities(graph)
-    _fill(graph)
-    _drop_second_names(graph)
+    _replace_empty_by_zeros(graph)
+    _read_mutated_tensor(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
+    mutating = [node for node in graph.nodes if mutates(node) and not _is_final_write(node, order)]
     for node in mutating:
-        if _functional(node) is None or (
-            changes_memory(node) and _is_shared(node.args[0], node, order, held=write_back)
+        if _functional_overload(node) is None or (
+            changes_memory(node) and _is_aliased(node.args[0], node, order, held=write_back)
         ):
             return node
     written: dict[Node, Node] = {}
     for node in mutating:
-        source, target = cast(Node, node.args[0]), _functional(node)
+        source, target = cast(Node, node.args[0]), _functional_overload(node)
         assert target is not None
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}
@@ -65,7 +65,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     return None
 
 
-def _ends(node: Node, order: dict[Node, int]) -> bool:
+def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
     """Whether ``node`` gives an attribute the value that it keeps until the next call."""
     kept = node.args[0]
     if node.target is not aten.copy_.default or not isinstance(kept, Node):
@@ -73,7 +73,7 @@ def _ends(node: Node, order: dict[Node, int]) -> bool:
     return kept.op == "get_attr" and all(order[user] <= order[node] for user in kept.users)
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
+def functionalize_program(program: ExportedProgram) -> ExportedProgram:
     """``program`` itself, edited, or another one, without writes in place; new values of buffers are results.
 
     Raises:
@@ -138,38 +138,38 @@ def _drop_identities(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _fill(graph: Graph) -> None:
+def _replace_empty_by_zeros(graph: Graph) -> None:
     """What nothing was written to yet is zero, and so the same in every export."""
     for node in graph.nodes:
-        if node.target in _FILLED:
-            node.target = _FILLED[node.target]
+        if node.target in _ZERO_FILLED:
+            node.target = _ZERO_FILLED[node.target]
             if node.target is aten.zeros.default:
                 node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format"}
 
 
-def _drop_second_names(graph: Graph) -> None:
+def _read_mutated_tensor(graph: Graph) -> None:
     """What is written is read by its own name, not by that of the operator that wrote it and returned it."""
     for node in [node for node in graph.nodes if mutates(node)]:
-        if _functional(node) is not None and changes_memory(node):
+        if _functional_overload(node) is not None and changes_memory(node):
             node.replace_all_uses_with(node.args[0])
 
 
-def _functional(node: Node) -> OpOverload | None:
+def _functional_overload(node: Node) -> OpOverload | None:
     """``aten.add_.Tensor`` -> ``aten.add.Tensor``."""
     assert isinstance(node.target, OpOverload)
     namespace, name = node.target._schema.name.split("::")
     if not name.endswith("_") or namespace != "aten":
         return None
-    packet, types = getattr(torch.ops.aten, name[:-1], None), _types(node.target)
+    packet, types = getattr(torch.ops.aten, name[:-1], None), _argument_types(node.target)
     overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
-    return next((overload for overload in overloads if _types(overload) == types), None)
+    return next((overload for overload in overloads if _argument_types(overload) == types), None)
 
 
-def _types(overload: OpOverload) -> list[tuple[str, str]]:
+def _argument_types(overload: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
 
 
-def _is_shared(
+def _is_aliased(
     source: object, node: Node, order: dict[Node, int], known_as: Node | None = None, *, held: bool = False
 ) -> bool:
     """Whether ``source``'s memory may be seen after ``node`` under another name than ``known_as``.
@@ -183,17 +183,17 @@ def _is_shared(
             user is not known_as
             and order[user] < order[node]
             and is_view(user, source)
-            and _read_after(user, node, order)
+            and _is_read_after(user, node, order)
         ):
             return True
     return any(
-        _is_shared(base, node, order, source) or any(order[user] > order[node] for user in base.users)
+        _is_aliased(base, node, order, source) or any(order[user] > order[node] for user in base.users)
         for base in source.all_input_nodes
         if is_view(source, base)
     )
 
 
-def _read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
+def _is_read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
     return any(
-        order[user] > order[node] or (is_view(user, view) and _read_after(user, node, order)) for user in view.users
+        order[user] > order[node] or (is_view(user, view) and _is_read_after(user, node, order)) for user in view.users
     )

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import drop_unread
-from arm_backend_core.permutation import merged
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import eliminate_dead_code
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K
 
@@ -33,49 +33,57 @@ _PERMUTES = (aten.permute.default, aten.permute_copy.default)
 _ALONG = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 
-def lower_ranks(module: GraphModule) -> None:
+def reduce_ranks(module: GraphModule) -> None:
     """Write what has too many dimensions with fewer; a view of a view of these reads what that one reads."""
-    wide = [node for node in module.graph.nodes if any(map(_is_wide, (node, *node.all_input_nodes)))]
+    wide = [node for node in module.graph.nodes if any(map(_is_high_rank, (node, *node.all_input_nodes)))]
     for node in wide:
         with node.graph.inserting_before(node):
-            narrow = _permuted if node.target in _PERMUTES else _reduced if node.target in _ALONG else _met
+            narrow = (
+                _reduce_permute
+                if node.target in _PERMUTES
+                else _reduce_axis_operator
+                if node.target in _ALONG
+                else _reduce_elementwise
+            )
             if (value := narrow(node)) is not None:
-                node.replace_all_uses_with(call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
+                node.replace_all_uses_with(insert_call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
                 node.graph.erase_node(node)
     for node in module.graph.nodes if wide else ():
-        while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_wide(node.args[0]):
+        while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_high_rank(node.args[0]):
             # A view of the first one need not be one of its source.
             node.target, node.kwargs = aten.reshape.default, {}
             node.args = (node.args[0].args[0], list(node.meta["val"].shape))
     if wide:
-        drop_unread(module.graph)
+        eliminate_dead_code(module.graph)
 
 
-def _is_wide(node: Node) -> bool:
+def _is_high_rank(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _permuted(node: Node) -> Node | None:
+def _reduce_permute(node: Node) -> Node | None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
-    for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
-        value = call(node, aten.permute.default, call(node, aten.reshape.default, value, list(sizes)), list(order))
+    for sizes, order in _split_permutation(shape, [dim % len(shape) for dim in dims]):
+        value = insert_call(
+            node, aten.permute.default, insert_call(node, aten.reshape.default, value, list(sizes)), list(order)
+        )
     return value
 
 
-def _reduced(node: Node) -> Node | None:
+def _reduce_axis_operator(node: Node) -> Node | None:
     """An operator along one dimension."""
     value, dims, *rest = cast(Any, node.args)
     shape, along = value.meta["val"].shape, [dims] if isinstance(dims, int) else dims
     if len(along or ()) != 1:
         return None
     dim = along[0] % len(shape)
-    flat = call(node, aten.reshape.default, value, [prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])])
-    return call(node, node.target, flat, 1 if along is not dims else [1], *rest, **node.kwargs)
+    flat = insert_call(node, aten.reshape.default, value, [prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])])
+    return insert_call(node, node.target, flat, 1 if along is not dims else [1], *rest, **node.kwargs)
 
 
-def _met(node: Node) -> Node | None:
+def _reduce_elementwise(node: Node) -> Node | None:
     """An elementwise operator on operands whose dimensions, as far as each has or lacks them all, are one."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return None
@@ -90,7 +98,7 @@ def _met(node: Node) -> Node | None:
     if len(runs) > LEVEL_8K.max_rank:
         return None
     narrow = {
-        x: call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+        x: insert_call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
         for x, sizes in aligned.items()
     }
     made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
@@ -98,16 +106,16 @@ def _met(node: Node) -> Node | None:
     return made
 
 
-def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _split_permutation(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Shapes and permutations, one after the other, that ``order`` is made of."""
-    sizes, order = merged(shape, order)
+    sizes, order = merge_axes(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         ways = []
         for before, dim in pairwise(order):  # each goes where it is to be, which joins two at least
             moved = [other for other in range(len(order)) if other != dim]
             moved.insert(moved.index(before) + 1, dim)
-            ways.append((merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
+            ways.append((merge_axes([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
         rest, moved = min(ways, key=lambda way: len(way[0][1]))
-        yield merged(sizes, moved)
+        yield merge_axes(sizes, moved)
         sizes, order = rest
     yield sizes, tuple(order)

@@ -20,15 +20,15 @@ from torch import Tensor
 from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.decompose import traced
-from arm_backend_core.nodes import CHOICE, LOOP, evaluated, held, is_constant, is_state
+from arm_backend_core.aten.decompose import trace
+from arm_backend_core.nodes import BRANCH_SELECT, DELEGATE_LOOP, add_buffer, evaluate_node, is_constant, is_state
 from arm_backend_core.ops.composites.attention import flex_attention
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order
 
-_MOST = 64  #: Rounds of a loop that are written out; each takes as long to compile as all that it holds.
+_MAX_UNROLLED_ROUNDS = 64  #: Rounds of a loop that are written out; each takes as long to compile as all that it holds.
 
 
 def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
@@ -38,7 +38,7 @@ def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor
         constants: values of placeholders that have one.
     """
     found = False
-    while inner := [made for node in module.graph.nodes if (made := _Inner(module, node, constants)).fits]:
+    while inner := [made for node in module.graph.nodes if (made := _HigherOrderCall(module, node, constants)).fits]:
         found = True
         for made in inner:
             _inline(made)
@@ -46,7 +46,7 @@ def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor
 
 
 @dataclass(frozen=True)
-class _Inner:
+class _HigherOrderCall:
     """An operator that holds graphs."""
 
     module: GraphModule
@@ -65,7 +65,7 @@ class _Inner:
             return all(isinstance(x, Node) for x in self.args[2])
         if self.node.target is _HIGHER.wrap_with_autocast:
             return self.node.args[2] is False
-        return self.node.target in BODY and LOOP not in self.node.meta
+        return self.node.target in BODY and DELEGATE_LOOP not in self.node.meta
 
     def call(self, operator: Any, *args: Any) -> Node:
         """One more node in front of it."""
@@ -86,97 +86,97 @@ class _Inner:
     def rounds(self) -> int | None:
         """How often a loop's body runs, if that depends on constants alone and is not too often to be written out."""
         condition, body, carried, captured = self.args
-        known = _known(self.module, dict(self.constants))
+        known = _propagate_constants(self.module, dict(self.constants))
         state = [known.get(x) for x in (*carried, *captured)]
-        for count in range(_MOST + 1):
-            (goes_on,) = _outcome(self.module, condition, state)
+        for count in range(_MAX_UNROLLED_ROUNDS + 1):
+            (goes_on,) = _evaluate_graph(self.module, condition, state)
             if goes_on is None or not goes_on:
                 return None if goes_on is None else count
-            state[: len(carried)] = _outcome(self.module, body, state)
+            state[: len(carried)] = _evaluate_graph(self.module, body, state)
         return None
 
 
-def _outcome(module: GraphModule, inner: Node, operands: Sequence[Any]) -> list[Any]:
+def _evaluate_graph(module: GraphModule, inner: Node, operands: Sequence[Any]) -> list[Any]:
     """Results of a graph as far as they depend on known operands alone; None for the others."""
     body: GraphModule = operator.attrgetter(str(inner.target))(module)
     given = zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
-    known = _known(body, {node: value for node, value in given if value is not None})
+    known = _propagate_constants(body, {node: value for node, value in given if value is not None})
     return [known.get(result) for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
-def _known(module: GraphModule, known: dict[Node, Any]) -> dict[Node, Any]:
+def _propagate_constants(module: GraphModule, known: dict[Node, Any]) -> dict[Node, Any]:
     """``known``, with what is computed from it and from constants alone."""
     for node in module.graph.nodes:
         if node.op == "get_attr" and not is_state(node):
             known[node] = operator.attrgetter(str(node.target))(module)
         elif is_constant(node, known) or (node.target is aten.detach_.default and node.args[0] in known):
-            known[node] = evaluated(node, known.__getitem__)
+            known[node] = evaluate_node(node, known.__getitem__)
     return known
 
 
-def _as_it_is(inner: _Inner) -> list[Node]:
-    return _copied(inner.module, inner.args[0], inner.args[1:])
+def _inline_unchanged(inner: _HigherOrderCall) -> list[Node]:
+    return _inline_branch(inner.module, inner.args[0], inner.args[1:])
 
 
-def _cond(inner: _Inner) -> list[Node]:
+def _cond(inner: _HigherOrderCall) -> list[Node]:
     *branches, operands = inner.args
     condition = inner.node.args[0]
     if isinstance(condition, Node) and "val" in condition.meta and condition.meta["val"].dim():
         condition = inner.call(aten.reshape.default, condition, [])  # one element would give the results dimensions
-    first, second = (_copied(inner.module, branch, operands) for branch in branches)
-    return [_choice(inner.node, condition, x, y) for x, y in zip(first, second, strict=True)]
+    first, second = (_inline_branch(inner.module, branch, operands) for branch in branches)
+    return [_select(inner.node, condition, x, y) for x, y in zip(first, second, strict=True)]
 
 
-def _map(inner: _Inner) -> list[Node]:
+def _map(inner: _HigherOrderCall) -> list[Node]:
     body, xs, captured = inner.args
-    return inner.stacked([_copied(inner.module, body, [*row, *captured]) for row in inner.rows(xs)])
+    return inner.stacked([_inline_branch(inner.module, body, [*row, *captured]) for row in inner.rows(xs)])
 
 
-def _scan(inner: _Inner) -> list[Node]:
+def _scan(inner: _HigherOrderCall) -> list[Node]:
     body, carried, xs, captured = inner.args
     results = []
     for row in inner.rows(xs):
-        made = _copied(inner.module, body, [*carried, *row, *captured])
+        made = _inline_branch(inner.module, body, [*carried, *row, *captured])
         carried = made[: len(carried)]
         results.append(made[len(carried) :])
     return [*carried, *inner.stacked(results)]
 
 
-def _loop(inner: _Inner) -> list[Node]:
+def _loop(inner: _HigherOrderCall) -> list[Node]:
     condition, body, carried, captured = inner.args
     for _ in range(inner.rounds or 0):
-        carried = _copied(inner.module, body, [*carried, *captured])
+        carried = _inline_branch(inner.module, body, [*carried, *captured])
     if inner.rounds is not None:
         return list(carried)
     loop = sum(node.target is LOOP_IN for node in inner.module.graph.nodes)  # a number that no other has
     starts = [inner.call(LOOP_IN, x, loop, place) for place, x in enumerate(carried)]
-    (goes_on,) = _copied(inner.module, condition, [*starts, *captured])
-    results = inner.call(LOOP_OUT, goes_on, _copied(inner.module, body, [*starts, *captured]), starts, loop)
+    (goes_on,) = _inline_branch(inner.module, condition, [*starts, *captured])
+    results = inner.call(LOOP_OUT, goes_on, _inline_branch(inner.module, body, [*starts, *captured]), starts, loop)
     return [inner.call(operator.getitem, results, place) for place in range(len(starts))]
 
 
-def _flex_attention(inner: _Inner) -> list[Any]:
+def _flex_attention(inner: _HigherOrderCall) -> list[Any]:
     *tensors, score, block_mask, scale, _, captured, also = cast(Any, inner.node.args)
     functions = tuple(operator.attrgetter(str(graph.target))(inner.module) for graph in (score, block_mask[-1]))
     read = {cast(int, pick.args[1]) for pick in inner.node.users if pick.users}
     called = partial(flex_attention, functions=functions, scale=scale, count=len(captured), read=read)
     operands = [*tensors, *captured, *also]
-    return _written(inner.module, traced(called, [x.meta["val"] for x in operands]), operands)
+    return _inline_graph(inner.module, trace(called, [x.meta["val"] for x in operands]), operands)
 
 
 #: Operator -> where its (first) graph is among the arguments, and what is written in its place.
-BODY: dict[Any, tuple[int, Callable[[_Inner], list[Node]]]] = {
+BODY: dict[Any, tuple[int, Callable[[_HigherOrderCall], list[Node]]]] = {
     _HIGHER.cond: (1, _cond),
     _HIGHER.map_impl: (0, _map),
     _HIGHER.scan: (0, _scan),
     _HIGHER.while_loop: (0, _loop),
-    _HIGHER.wrap_with_set_grad_enabled: (1, _as_it_is),
-    _HIGHER.wrap_with_autocast: (4, _as_it_is),
+    _HIGHER.wrap_with_set_grad_enabled: (1, _inline_unchanged),
+    _HIGHER.wrap_with_autocast: (4, _inline_unchanged),
     _HIGHER.flex_attention: (3, _flex_attention),
 }
 
 
-def _inline(inner: _Inner) -> None:
+def _inline(inner: _HigherOrderCall) -> None:
     graph, node = inner.module.graph, inner.node
     graphs = {x for x in node.all_input_nodes if x.op == "get_attr"}
     with graph.inserting_before(node):
@@ -192,11 +192,11 @@ def _inline(inner: _Inner) -> None:
             graph.erase_node(held_graph)
 
 
-def _copied(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[Node]:
-    return _written(module, operator.attrgetter(str(branch.target))(module), operands)
+def _inline_branch(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[Node]:
+    return _inline_graph(module, operator.attrgetter(str(branch.target))(module), operands)
 
 
-def _written(module: GraphModule, body: GraphModule, operands: Sequence[Any]) -> list[Any]:
+def _inline_graph(module: GraphModule, body: GraphModule, operands: Sequence[Any]) -> list[Any]:
     """The nodes of ``body``, with its results."""
     placeholders = body.graph.find_nodes(op="placeholder")
     known: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
@@ -205,21 +205,21 @@ def _written(module: GraphModule, body: GraphModule, operands: Sequence[Any]) ->
             continue
         known[node] = module.graph.node_copy(node, known.__getitem__)
         if node.op == "get_attr":
-            known[node].target = _adopted(module, operator.attrgetter(str(node.target))(body))
+            known[node].target = _register_submodule(module, operator.attrgetter(str(node.target))(body))
     return [result and known[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
-def _adopted(module: GraphModule, value: Any) -> str:
+def _register_submodule(module: GraphModule, value: Any) -> str:
     """The name under which an inner branch, or a constant of a branch, is known to the whole module."""
     if isinstance(value, Tensor):
-        return held(module, "_of_branch", value)
+        return add_buffer(module, "_of_branch", value)
     module.add_module(name := f"_branch_{len(module._modules)}", value)
     return name
 
 
-def _choice(origin: Node, condition: Any, x: Node, y: Node) -> Node:
+def _select(origin: Node, condition: Any, x: Node, y: Node) -> Node:
     if isinstance(condition, bool) or x is y:
         return x if condition is True or x is y else y
     chosen = origin.graph.call_function(aten.where.self, (condition, x, y))
-    chosen.meta = {**x.meta, CHOICE: True, "stack_trace": origin.meta.get("stack_trace")}
+    chosen.meta = {**x.meta, BRANCH_SELECT: True, "stack_trace": origin.meta.get("stack_trace")}
     return chosen

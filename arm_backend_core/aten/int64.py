@@ -15,16 +15,16 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
+from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
-_ROWS = 1 << 13  #: widths of what rows are counted in
-TAKEN: Interval = (INT32[0] >> 1, INT32[1] >> 1)  #: indices, sizes and counts: twofold values fit too
-_LEAST, _MOST = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
+_MAX_ROW_WIDTH = 1 << 13  #: widths of what rows are counted in
+ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)  #: indices, sizes and counts: twofold values fit too
+_NO_LOWER_BOUND, _NO_UPPER_BOUND = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
 
 
 class Intervals:
@@ -40,8 +40,8 @@ class Intervals:
 
     def fits(self, node: Node) -> bool:
         """Whether int32 holds every element of ``node``'s integer result."""
-        interval = self._result(node) or (_LEAST[0], _MOST[1])
-        fits = _within(interval)
+        interval = self._result(node) or (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
+        fits = _fits_int32(interval)
         if fits or getattr(first_result(node), "dtype", None) is torch.int64:  # a narrower one wraps around
             self._known[node] = interval
         return fits
@@ -55,7 +55,7 @@ class Intervals:
         if name in ("to", "_to_copy") and kind in (torch.int32, torch.int16, torch.int8):
             return None
         read = node.args[:1] if name in ("embedding", "index", "gather", "index_select") else node.all_input_nodes
-        return next((x for x in read if isinstance(x, Node) and not _within(self._held(x))), None)
+        return next((x for x in read if isinstance(x, Node) and not _fits_int32(self._held(x))), None)
 
     def _held(self, node: Node) -> Interval:
         """What is known of an operand's integers, else what int32 holds."""
@@ -66,7 +66,7 @@ class Intervals:
         if not isinstance(x, Node):
             return (int(x), int(x)) if isinstance(x, int) else None
         value = self._constants.get(x, x.meta.get("val"))
-        if not isinstance(value, torch.Tensor) or kind_of(value.dtype) not in COUNTABLE:
+        if not isinstance(value, torch.Tensor) or kind_of(value.dtype) not in INTEGER_OR_BOOL:
             return None
         if x in self._constants:
             return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
@@ -75,7 +75,7 @@ class Intervals:
         if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
             return 0, _count(x.all_input_nodes[0])
         if x.op == "placeholder" and value.dtype is torch.int64:
-            return x.meta.get(INTERVAL, TAKEN)
+            return x.meta.get(INTERVAL, ASSUMED_INTERVAL)
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
@@ -86,9 +86,9 @@ class Intervals:
             return 0, 1
         if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):
             returned = any(user.op == "output" for user in node.users)
-            return _of_reals(node.all_input_nodes[0]) or (None if returned else _taken(node))
+            return _interval_of_cast(node.all_input_nodes[0]) or (None if returned else _assume(node))
         if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
-            return TAKEN if name.endswith("in") else INT32
+            return ASSUMED_INTERVAL if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
             return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
@@ -103,14 +103,19 @@ class Intervals:
             operands = operands[1:]
         elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha", "rounding_mode"}:
             numbers = (*_leaves(node.args), *(x for x in node.kwargs.values() if not isinstance(x, str)))
-            operands = [(_LEAST if i == 1 else _MOST) if x is None else self._of(x) for i, x in enumerate(numbers)]
+            operands = [
+                (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else self._of(x)
+                for i, x in enumerate(numbers)
+            ]
             if None in operands:
                 return None
             known = [x for x in operands if x is not None]
             interval, widths = _ARITHMETIC[name](*known), [x for x, y in known if x == y]
             # A row's place is its number times a width.
-            counts = name == "mul" and any(abs(width) < _ROWS for width in widths) and all(map(_within, known))
-            return _taken(node) if counts and not _within(interval) else interval
+            counts = (
+                name == "mul" and any(abs(width) < _MAX_ROW_WIDTH for width in widths) and all(map(_fits_int32, known))
+            )
+            return _assume(node) if counts and not _fits_int32(interval) else interval
         elif name not in ("maximum", "minimum"):
             return None
         known = [x for x in operands if x is not None]
@@ -122,7 +127,7 @@ def _name(node: Node) -> str:
     return "" if overload is None else overload._schema.name.removeprefix("aten::")
 
 
-def _within(interval: Interval) -> bool:
+def _fits_int32(interval: Interval) -> bool:
     return INT32[0] <= interval[0] and interval[1] <= INT32[1]
 
 
@@ -132,7 +137,7 @@ def _count(node: Node, dim: Any = None) -> int:
     return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
 
 
-def _of_reals(x: Node) -> Interval | None:
+def _interval_of_cast(x: Node) -> Interval | None:
     """What integers become of real numbers that a quantization or a ``clamp`` bounds, rounded since or not."""
     while _name(x) in ("floor", "ceil", "round", "trunc"):
         x = x.all_input_nodes[0]
@@ -146,14 +151,14 @@ def _of_reals(x: Node) -> Interval | None:
     return (math.floor(min(bounds)), math.ceil(max(bounds))) if known else None
 
 
-def _taken(node: Node) -> Interval:
+def _assume(node: Node) -> Interval:
     """What the report tells of."""
     line = source_line(node)
     note = f"integers that 'aten.{_name(node)}' gives{line and f' ({line})'} are taken to be below 2**30"
     notes = events.current().notes
     if note not in notes:
         notes.append(note)
-    return TAKEN
+    return ASSUMED_INTERVAL
 
 
 def _leaves(args: Any) -> list[Any]:
@@ -190,7 +195,10 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "mul": _product,
     "neg": lambda x: (-x[1], -x[0]),
     "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),
-    "clamp": lambda x, low=_LEAST, high=_MOST: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
+    "clamp": lambda x, low=_NO_LOWER_BOUND, high=_NO_UPPER_BOUND: (
+        min(max(x[0], low[0]), high[0]),
+        min(max(x[1], low[1]), high[1]),
+    ),
     "remainder": lambda x, y: _hull((0, 0), y),
     "fmod": lambda x, y: _hull((0, 0), x),
     **dict.fromkeys(("floor_divide", "div"), lambda x, y: _hull(x, (-x[1], -x[0]))),

@@ -25,7 +25,7 @@ _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, ate
 _CASTS = (aten._to_copy.default, aten.to.dtype)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
-_CHOICES = {
+_VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
     aten.where.self: (1, 2),
     aten.where.ScalarOther: (1, 2),
@@ -37,10 +37,10 @@ _CHOICES = {
     **dict.fromkeys((aten.clamp.default, *_CASTS), (0,)),
 }
 #: A product with such a number is a mask: no score is scaled so.
-_MASKING = 1000.0
+_MASK_FACTOR = 1000.0
 #: From here on no score is.
-FAR = 9999.0
-_EXTREMES: dict[Any, Any] = {
+MASK_THRESHOLD = 9999.0
+_EXTREME_COMPARISONS: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
     (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
     (aten.eq.Tensor, aten.minimum.default): aten.le.Tensor,
@@ -48,11 +48,11 @@ _EXTREMES: dict[Any, Any] = {
 }
 
 
-def compare_operands(module: GraphModule) -> None:
+def rewrite_extreme_comparisons(module: GraphModule) -> None:
     """Have x == maximum(x, y) ask whether x >= y: quantized, the maximum has other steps, which x does not meet."""
     for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
         for x, extreme in (node.args, node.args[::-1]):
-            wanted = _EXTREMES.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
+            wanted = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
             if wanted is not None and isinstance(x, Node) and x in extreme.args:
                 first, second = extreme.args
                 node.target, node.args = wanted, (x, second if x is first else first)
@@ -63,12 +63,12 @@ def bound_masks(module: GraphModule) -> None:
     """Replace values far below zero on their way to exponentials, and nowhere else, by ``QUANTIZABLE_LOWEST``."""
     softmaxes = [node for target in _EXPONENTIAL for node in module.graph.find_nodes(op="call_function", target=target)]
     if softmaxes:
-        bound = _Bound(module)
+        bound = _MaskBounder(module)
         for node in softmaxes:
             node.replace_input_with(node.args[0], bound(node.args[0]))
 
 
-class _Bound:
+class _MaskBounder:
     """Copies of nodes whose masking values are bounded; other readers keep the nodes that they have."""
 
     def __init__(self, module: GraphModule) -> None:
@@ -90,10 +90,10 @@ class _Bound:
         if node in self._constants:
             return node if self._least(node) >= lowest else self._clamped(node, lowest)
         factor = self._factor(node)
-        places = _CHOICES.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
+        places = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
         if self._masks(node, -1.0):
             return self._clamped(node, lowest)
-        if 0 < factor < _MASKING:
+        if 0 < factor < _MASK_FACTOR:
             places, lowest = (0, 1), lowest / factor
         added = node.target in (aten.add.Tensor, aten.sub.Tensor)
         if added:  # what is added to all alike is no mask
@@ -125,7 +125,7 @@ class _Bound:
     def _masks(self, node: Node, sign: float) -> bool:
         """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
         factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
-        return factor >= _MASKING and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
+        return factor >= _MASK_FACTOR and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
 
     def _is_of_bits(self, node: Node, factor: float) -> bool:
         """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
@@ -135,7 +135,7 @@ class _Bound:
             if len(others) != 1 or not (is_data_movement(node) or node.target in plain):
                 return False
             (node,) = others
-        return node in self._constants or not is_float(node) or factor >= FAR
+        return node in self._constants or not is_float(node) or factor >= MASK_THRESHOLD
 
     def _most(self, x: Any) -> float:
         """The largest element of a constant where it is below 0, else 0."""

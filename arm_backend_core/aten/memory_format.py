@@ -10,13 +10,13 @@ from arm_backend_core.permutation import identity, inverse
 from arm_backend_core.program import store_of
 
 
-def settle_memory_formats(program: ExportedProgram) -> None:
+def normalize_memory_formats(program: ExportedProgram) -> None:
     """Make the metadata of inputs and written buffers tell how they lie in memory when the program runs."""
-    _settle_inputs(program)
-    _settle_written_buffers(program)
+    _normalize_inputs(program)
+    _normalize_mutated_buffers(program)
 
 
-def _settle_inputs(program: ExportedProgram) -> None:
+def _normalize_inputs(program: ExportedProgram) -> None:
     """Make inputs contiguous or channels_last, as ExecuTorch's runtime takes them, whatever the sample's strides were.
 
     A transposed sample is not; nor is ``image.permute(2, 0, 1)[None]`` by the stride of its first dimension.
@@ -35,7 +35,7 @@ def _settle_inputs(program: ExportedProgram) -> None:
                 node.meta["val"] = torch.empty_like(source.meta["val"], dtype=node.meta["val"].dtype)
 
 
-def _settle_written_buffers(program: ExportedProgram) -> None:
+def _normalize_mutated_buffers(program: ExportedProgram) -> None:
     """Make them contiguous, as what delegates write to them is: the runtime copies between equal formats alone."""
     written = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers

@@ -10,8 +10,8 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import attribute
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import add_buffer_node
 
 aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def normalize_to_rms_norm(module: GraphModule) -> None:
     The two differ only where the norm is near ``eps`` (1e-12), which no quantized tensor can hold beside 0.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
-        found = _normalized(node)
+        found = _match_normalize(node)
         if found is None:
             continue
         x, dim, eps = found
@@ -30,16 +30,16 @@ def normalize_to_rms_norm(module: GraphModule) -> None:
         dim, last = dim % len(shape), len(shape) - 1
         n = int(shape[dim])
         with module.graph.inserting_before(node):
-            weight = attribute(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
-            rows = x if dim == last else call(node, aten.transpose.int, x, dim, last)
-            result = call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
+            weight = add_buffer_node(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
+            rows = x if dim == last else insert_call(node, aten.transpose.int, x, dim, last)
+            result = insert_call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
             if dim != last:
-                result = call(node, aten.transpose.int, result, dim, last)
+                result = insert_call(node, aten.transpose.int, result, dim, last)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
 
 
-def _normalized(node: Node) -> tuple[Node, int, float] | None:
+def _match_normalize(node: Node) -> tuple[Node, int, float] | None:
     """x, the dimension and eps where ``node`` is the division that ends ``F.normalize`` (p = 2)."""
     x, divisor = node.args[:2]
     if isinstance(divisor, Node) and divisor.target in (aten.expand_as.default, aten.expand.default):

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
-from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.nodes import INTERVAL, is_dequantize, is_quantize
 from arm_backend_core.program import store_of
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 #: What int64 buffers that a program writes, counters of steps and positions, are taken to stay within.
-_COUNTS = (-(1 << 30), 1 << 30)
+_COUNTER_INTERVAL = (-(1 << 30), 1 << 30)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
@@ -36,10 +36,10 @@ def keep_state_quantized(program: ExportedProgram) -> None:
         buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
         readers = [user for user in buffer.users if user is not output]
         if buffer.meta["val"].dtype is torch.int64:
-            _return(output, index, _counted_in_int32(program, str(spec.target), buffer, value))
-        elif is_dequantize(value) and all(_fits(reader, value) for reader in readers):
+            _set_result(output, index, _hold_counter_in_int32(program, str(spec.target), buffer, value))
+        elif is_dequantize(value) and all(_has_same_qparams(reader, value) for reader in readers):
             _hold_integers(program, str(spec.target), buffer, readers, value)
-            _return(output, index, value.args[0])
+            _set_result(output, index, value.args[0])
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
@@ -47,35 +47,35 @@ def keep_state_quantized(program: ExportedProgram) -> None:
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
-            _return(output, index, copy)
+            _set_result(output, index, copy)
         if isinstance(spec.arg, TensorArgument):
             spec.arg = TensorArgument(output.args[0][index].name)
 
 
-def _return(output: Node, index: int, value: Any) -> None:
+def _set_result(output: Node, index: int, value: Any) -> None:
     results = list(output.args[0])  # type: ignore[arg-type]
     results[index] = value
     output.args = (tuple(results),)
 
 
-def _fits(reader: Node, value: Node) -> bool:
+def _has_same_qparams(reader: Node, value: Node) -> bool:
     return is_quantize(reader) and reader.args[1:] == value.args[1:]
 
 
-def _counted_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
+def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
     """The new value of a counter as int32, which its buffer holds from now on; as it is where that is too large."""
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
-    if not _COUNTS[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTS[1]:
+    if not _COUNTER_INTERVAL[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTER_INTERVAL[1]:
         return value
     store[name] = store[name].to(torch.int32)
     *_, last = program.graph.find_nodes(op="placeholder")
     with program.graph.inserting_after(last):
-        wide = call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
+        wide = insert_call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
     buffer.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
-    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTS}
+    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTER_INTERVAL}
     with program.graph.inserting_before(program.graph.output_node()):
-        return call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
+        return insert_call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
 
 
 def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:

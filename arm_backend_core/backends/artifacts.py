@@ -18,7 +18,7 @@ from arm_backend_core.tosa.graph import Graph
 Locate = Callable[[str], "tuple[str, str] | None"]
 
 
-def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
+def write_files(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
     """Write ``<delegate><suffix>`` for each of ``files`` (suffix -> content); makes the directory.
 
     Raises:
@@ -37,7 +37,7 @@ def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> l
     return written
 
 
-def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:
+def dump_artifacts(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:
     """Write a delegate's files, if ``spec`` names a folder; returns their paths.
 
     ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and ``_vela.log``
@@ -55,7 +55,7 @@ def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payloa
     files = {".tosa": flatbuffer, **payload.artifacts}
     if spec.debug_mode is spec.DebugMode.JSON:
         files["_debug.json"] = _debug_json(delegate, spec.backend_id, graph, payload.vela)
-    return [str(path) for path in write(folder, delegate, files)]
+    return [str(path) for path in write_files(folder, delegate, files)]
 
 
 def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
@@ -69,7 +69,7 @@ def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | N
     return json.dumps(content, indent=2).encode()
 
 
-def failure(
+def make_compile_error(
     reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, locate: Locate, log: str = ""
 ) -> CompileError:
     """The error for a delegate that a native compiler refused or died on; keeps the flatbuffer.
@@ -78,9 +78,9 @@ def failure(
     """
     files = {".tosa": flatbuffer}
     try:
-        kept = write(directory or tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
+        kept = write_files(directory or tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
     except ArmBackendError:
-        kept = write(tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
+        kept = write_files(tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
     text = "\n".join(part for part in (reason.strip(), log.strip()) if part)
     operator, source = locate(text) or (None, None)
     return CompileError(text, delegate=delegate, operator=operator, source=source, artifact=str(kept[0]))

@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
 
 
-def called(record: Delegate, calls: int) -> Delegate:
+def set_call_count(record: Delegate, calls: int) -> Delegate:
     """What is told of a delegate that one inference calls so often."""
-    return replace(record, calls=calls, vela=record.vela and times(record.vela, calls))
+    return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
 
 
-def times(vela: VelaFigures, calls: int) -> VelaFigures:
+def multiply_figures(vela: VelaFigures, calls: int) -> VelaFigures:
     """Figures of so many calls: Vela estimates one."""
     rows: dict[str, Any] = {
-        name: tuple(_times(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
+        name: tuple(_multiply_row(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
-    return replace(cast("VelaFigures", _times(vela, calls)), **rows)
+    return replace(cast("VelaFigures", _multiply_row(vela, calls)), **rows)
 
 
 #: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.
-_SUMS = (
+_ADDITIVE = (
     "cycles",
     "npu_cycles",
     "total_cycles",
@@ -36,9 +36,9 @@ _SUMS = (
 )
 
 
-def _times(row: Any, calls: int) -> Any:
+def _multiply_row(row: Any, calls: int) -> Any:
     """Figures of so many calls."""
-    more: dict[str, Any] = {name: calls * getattr(row, name) for name in _SUMS if hasattr(row, name)}
+    more: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
         more["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
     return replace(row, **more)

@@ -12,11 +12,19 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.artifacts import Locate, failure
-from arm_backend_core.backends.ethosu_bounds import written_beyond
-from arm_backend_core.backends.ethosu_waits import with_waits
-from arm_backend_core.backends.ethosu_weights import keep_weights
-from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
+from arm_backend_core.backends.artifacts import Locate, make_compile_error
+from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
+from arm_backend_core.backends.ethosu_waits import insert_waits
+from arm_backend_core.backends.ethosu_weights import cache_weights_in_sram
+from arm_backend_core.backends.payload import (
+    Layer,
+    MemoryUse,
+    Payload,
+    TensorAllocation,
+    VelaFigures,
+    block_stream,
+    io_block,
+)
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -28,8 +36,8 @@ _logger = logging.getLogger(__name__)
 #: NPU-internal memories, which Vela leaves out of its figures as well.
 _INTERNAL = ("shram", "lutram")
 _ACCESS_SUFFIX = "_ac"
-#: Columns of Vela's table of tensors, in the order of ``Placed``.
-_PLACES = ("start_time", "end_time", "start_address", "size")
+#: Columns of Vela's table of tensors, in the order of ``TensorAllocation``.
+_ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
 
 def compile_ethosu(
@@ -62,7 +70,7 @@ def compile_ethosu(
     directory = spec.get_intermediate_path()
 
     def failed(reason: str, log: str) -> CompileError:
-        return failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
+        return make_compile_error(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
 
     try:
         answer, log = (ask or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
@@ -72,17 +80,17 @@ def compile_ethosu(
         raise failed(f"Vela {death.description} while compiling for {spec.accelerator}", death.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
-    _place_unread(answer, unread)
+    _allocate_unused_inputs(answer, unread)
     if mismatch := _size_mismatch(answer, inputs, results):
         raise failed(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
-    keep_weights(answer, spec.configuration)
-    answer["command_stream"], waits = with_waits(answer["command_stream"])
+    cache_weights_in_sram(answer, spec.configuration)
+    answer["command_stream"], waits = insert_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
     # Region 2 is SRAM's where it is one of its own; inputs and results may have regions beside that of the tensors.
     apart = answer["scratch_fast"][0] > 0
     places = [(1 + (apart and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
     places += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
-    if beyond := written_beyond(answer["command_stream"], places, figures.layers):
+    if beyond := find_out_of_bounds_write(answer["command_stream"], places, figures.layers):
         raise failed(f"Vela wrote a program that damages memory: {beyond}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
@@ -101,7 +109,7 @@ def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results
     return None
 
 
-def _place_unread(answer: dict[str, Any], unread: Mapping[int, tuple[int, int]]) -> None:
+def _allocate_unused_inputs(answer: dict[str, Any], unread: Mapping[int, tuple[int, int]]) -> None:
     """Put inputs that no operator reads, elements and their bytes by index, among Vela's, behind these in scratch."""
     own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
     for index, (count, size) in sorted(unread.items()):
@@ -159,7 +167,9 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
         placed=tuple(
-            Placed(row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _PLACES))
+            TensorAllocation(
+                row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _ALLOCATION_COLUMNS)
+            )
             for row in _rows(answer["tables"], "tensors")
         ),
     )

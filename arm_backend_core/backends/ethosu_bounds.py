@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85, pixel_bytes
+from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, decode_commands, is_chained, is_u85, pixel_bytes
 from arm_backend_core.backends.payload import Layer
 
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
@@ -15,19 +15,21 @@ _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
 _ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 
-def written_beyond(stream: bytes, places: Sequence[tuple[int, int, int]], layers: Sequence[Layer]) -> str | None:
+def find_out_of_bounds_write(
+    stream: bytes, places: Sequence[tuple[int, int, int]], layers: Sequence[Layer]
+) -> str | None:
     """What the first kernel does that writes beyond all ``places``: region, first byte and bytes of each tensor."""
     registers, new = defaultdict[int, int](int), is_u85(stream)
     firsts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
     for region, first, size in sorted(places):
         firsts[region].append(first)
         ends[region].append(max([first + size, *ends[region][-1:]]))
-    for at, number, value in commands(stream):
+    for at, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value
         elif number in KERNELS and not (new and is_chained(registers[MAPS[1][4]])):
             region = registers[MAPS[1][3]] >> 32 & 7
-            for start, end in _written(registers):
+            for start, end in _written_ranges(registers):
                 count = bisect_right(firsts[region], start)  # of tensors that begin where it begins, or before
                 if not count or ends[region][count - 1] < end:
                     names = [layer.tensor for layer in layers if 4 * at in layer.commands]
@@ -35,7 +37,7 @@ def written_beyond(stream: bytes, places: Sequence[tuple[int, int, int]], layers
     return None
 
 
-def _written(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
+def _written_ranges(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
     """First byte, and one past the last, of each tile of OFM that has elements."""
     base, strides, tile, _, precision, _ = MAPS[1]
     form = registers[precision]

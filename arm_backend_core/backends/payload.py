@@ -21,7 +21,7 @@ FAST_SCRATCH_KEY = "fast_scratch_size"
 _HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO = struct.Struct("<9i")
-_NOWHERE = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
+_UNALLOCATED = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TensorAllocation:
     """A tensor in working memory: by Vela's name, in which memory, for what, when, and from which byte on.
 
     An operation takes two moments; those that are written and read in turns (a cascade) have the same two.
@@ -121,7 +121,7 @@ class VelaFigures:
     accelerator: str
     system_config: str
     memory_mode: str
-    placed: tuple[Placed, ...] = ()
+    placed: tuple[TensorAllocation, ...] = ()
 
     @property
     def sram_exceeded(self) -> bool:
@@ -147,13 +147,13 @@ class Payload:
         """Compile specs of what the payload does not tell, its checksum first. Runtimes pass over unknown keys."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-        specs = [checksum(self.data)]
+        specs = [checksum_spec(self.data)]
         if self.vela is not None:
             specs.append(CompileSpec(FAST_SCRATCH_KEY, struct.pack("<I", self.vela.fast_scratch_bytes)))
         return specs
 
 
-def checksum(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
+def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
     """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian. Ours refuse one that has changed."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
@@ -182,5 +182,5 @@ def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
     Args:
         tensors: (shape of rank 6, bytes per element, address, region).
     """
-    records = [_IO.pack(*shape, size, -1 if at == _NOWHERE else at, region) for shape, size, at, region in tensors]
+    records = [_IO.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors]
     return struct.pack("<i", len(tensors)) + b"".join(records)

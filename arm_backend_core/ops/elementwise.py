@@ -111,7 +111,7 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 @mul.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``).
+    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_summed_product``).
 
     An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
     U85-256.

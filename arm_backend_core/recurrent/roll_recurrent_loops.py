@@ -23,32 +23,39 @@ from torch.fx.passes.tools_common import stable_topological_sort
 from torch.utils import _pytree as pytree
 
 from arm_backend_core import events
-from arm_backend_core.backends.call_counts import called
-from arm_backend_core.delegate import delegate, prepared
-from arm_backend_core.insert_delegates import drop_unread_constants
-from arm_backend_core.nodes import LOOP, TIMESTEP_SLOT, attribute, drop_unread, evaluated, number
+from arm_backend_core.backends.call_counts import set_call_count
+from arm_backend_core.delegate import delegate, prepare_program
+from arm_backend_core.insert_delegates import eliminate_dead_constants
+from arm_backend_core.nodes import (
+    DELEGATE_LOOP,
+    TIMESTEP_SLOT,
+    add_buffer_node,
+    assign_debug_handles,
+    eliminate_dead_code,
+    evaluate_node,
+)
 from arm_backend_core.program import (
     avoid_builtin_names,
+    build_program,
     constants_of,
-    copied,
+    copy_program,
     lift_constants,
     lowered_modules,
-    program_of,
 )
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 from arm_backend_core.recurrent.unrolled_steps import (
     Cast,
     Constant,
-    Layer,
-    Made,
     Port,
-    Result,
     Slice,
     Step,
-    behind,
+    StepOutput,
+    StepValue,
+    UnrolledLayer,
+    argument_leaves,
     count_steps,
-    layers,
-    leaves,
+    find_layers,
+    strip_casts,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +67,7 @@ SCAN = torch.ops.higher_order.scan
 
 #: The longest layer that is not divided where the user says nothing, the most steps of all layers then, and how many
 #: steps a call may compute.
-_WHOLE, _MANY, _STEPS = 64, 256, range(4, 33)
+_MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
 def steps_per_call(total: int, wanted: int | str | None, of_all: int = 0) -> int:
@@ -72,9 +79,9 @@ def steps_per_call(total: int, wanted: int | str | None, of_all: int = 0) -> int
     Args:
         of_all: steps of all layers of the program.
     """
-    if wanted == "auto" and (total > _WHOLE or of_all > _MANY):
-        each = 2 if of_all > _MANY and total <= _WHOLE else 8
-        return min(_STEPS, key=lambda n: -(-total // n) + n / each + (-total % n and total / 4 + -total % n))
+    if wanted == "auto" and (total > _MAX_UNROLLED_STEPS or of_all > _MAX_TOTAL_STEPS):
+        each = 2 if of_all > _MAX_TOTAL_STEPS and total <= _MAX_UNROLLED_STEPS else 8
+        return min(_STEPS_PER_CALL, key=lambda n: -(-total // n) + n / each + (-total % n and total / 4 + -total % n))
     return min(wanted, total) if isinstance(wanted, int) else total
 
 
@@ -95,24 +102,24 @@ class LoopRolling:
         if self.steps is None:
             return program
         if any(node.target in TRACED_LAYERS for node in program.graph.nodes):  # where they are quantized there are none
-            program = copied(program)
-            number(program.graph)
-            program = prepared(program, spec.target)
+            program = copy_program(program)
+            assign_debug_handles(program.graph)
+            program = prepare_program(program, spec.target)
             _name_outputs(program)
         counts = count_steps(program)
         of_all = sum(counts)
         if all(steps_per_call(count, self.steps, of_all) == count for count in counts):
             return program
-        changed, made = copied(program), _Compiler(spec, keep_on_cpu)
-        number(changed.graph)
+        changed, made = copy_program(program), _ChunkCompiler(spec, keep_on_cpu)
+        assign_debug_handles(changed.graph)
         avoid_builtin_names(changed)
-        _take_from_stacks(changed.graph)
-        for layer in layers(changed):
-            _replace(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)
+        _bypass_stacks(changed.graph)
+        for layer in find_layers(changed):
+            _replace_by_loop(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)
         if not made.loops:
             return program
         stable_topological_sort(changed.graph_module)
-        drop_unread_constants(changed, {node.name for node in constants_of(changed)})
+        eliminate_dead_constants(changed, {node.name for node in constants_of(changed)})
         lift_constants(changed)
         _name_outputs(changed)
         return changed
@@ -124,7 +131,7 @@ def _name_outputs(program: ExportedProgram) -> None:
         spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
 
 
-class _Compiler:
+class _ChunkCompiler:
     """Compiles chunks of steps, for one target."""
 
     def __init__(self, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate]) -> None:
@@ -146,17 +153,17 @@ class _Compiler:
             return None
         (module,) = lowered_modules(body)
         assert module.meta is not None
-        module.meta["arm_delegate"] = called(module.meta["arm_delegate"], calls)
+        module.meta["arm_delegate"] = set_call_count(module.meta["arm_delegate"], calls)
         log.delegates.append(module.meta["arm_delegate"])
         log.notes += tried.notes
         self.loops += 1
         return body
 
 
-def _replace(program: ExportedProgram, layer: Layer, count: int, compiler: _Compiler) -> None:
+def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Put a loop in place of the steps, but where one call computes all, or a chunk cannot be delegated."""
     total, name = len(layer.steps), compiler.name()
-    starts = _starts(program, layer) if count < total else None
+    starts = _initial_states(program, layer) if count < total else None
     if starts is None:
         return
     calls = -(-total // count)
@@ -165,31 +172,31 @@ def _replace(program: ExportedProgram, layer: Layer, count: int, compiler: _Comp
     body = compiler.compiled(_Chunk(layer, program, count).written(given), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
-        _put(program, layer, name, starts, given, last, count)
+        _insert_loop(program, layer, name, starts, given, last, count)
 
 
-def _take_from_stacks(graph: Graph) -> None:
+def _bypass_stacks(graph: Graph) -> None:
     """Have what reads one step of a layer's sequence read that, so that no sequence need be kept.
 
     But for what takes the last states of a layer, by which one layer would go on in another.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
-        if any(TIMESTEP_SLOT not in behind(part)[0].meta for part in parts):
+        if any(TIMESTEP_SLOT not in strip_casts(part)[0].meta for part in parts):
             continue
         pending = list(stack.users)
         for node in pending:
-            root, casts = behind(node)
+            root, casts = strip_casts(node)
             if root is stack:
                 pending += node.users
-            elif node.target is aten.select.int and behind(cast(Node, node.args[0]))[0] is stack:
-                root, casts = behind(cast(Node, node.args[0]))
+            elif node.target is aten.select.int and strip_casts(cast(Node, node.args[0]))[0] is stack:
+                root, casts = strip_casts(cast(Node, node.args[0]))
                 along, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                kept = {each.numbers for each in behind(part)[1][-1:]} == {each.numbers for each in casts}
+                kept = {each.numbers for each in strip_casts(part)[1][-1:]} == {each.numbers for each in casts}
                 if kept and TIMESTEP_SLOT not in node.meta and along % rank == dim % rank:
                     node.replace_all_uses_with(part)
-    drop_unread(graph)
+    eliminate_dead_code(graph)
 
 
 def _meta(like: Node, value: Any) -> dict[str, Any]:
@@ -229,7 +236,7 @@ class _Writer:
 class _Chunk(_Writer):
     """Some steps as a program of their own."""
 
-    def __init__(self, layer: Layer, program: ExportedProgram, count: int) -> None:
+    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
         super().__init__(Graph())
         self._layer, self._program, self._count = layer, program, count
         self._constants: dict[Node, Node] = {}
@@ -249,7 +256,7 @@ class _Chunk(_Writer):
             for i, port in enumerate(self._layer.start)
         }
         self._slices = [
-            self._input(f"sequence_{i}", _rows(read.source.meta["val"], read.dim, self._count), read.source)
+            self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
             for i, (read, _, _) in enumerate(self._layer.sequences)
         ]
         for node in needed:
@@ -263,7 +270,7 @@ class _Chunk(_Writer):
             parts = [self.real(self.handed_on(row[port.place], port), port) for row in rows]
             results.append(self.handed_on(self.call(aten.stack.default, parts, like=parts[0]), port))
         self.graph.output(tuple(results))
-        return program_of(self._program, self.graph, held)
+        return build_program(self._program, self.graph, held)
 
     def _input(self, name: str, value: Tensor, like: Node) -> Node:
         node = self.graph.placeholder(name)
@@ -286,7 +293,7 @@ class _Chunk(_Writer):
             _, structure, *reads = self._layer.reads[place]
             given = [
                 self._operand(read, k, step, before) if not isinstance(read, Constant) else self._constants[leaf]
-                for read, leaf in zip(reads, leaves(node), strict=True)
+                for read, leaf in zip(reads, argument_leaves(node), strict=True)
             ]
             args, kwargs = pytree.tree_unflatten(given, structure)
             step[place] = self.graph.call_function(cast(Any, node.target), args, kwargs)
@@ -294,9 +301,9 @@ class _Chunk(_Writer):
         return step
 
     def _operand(self, read: Any, k: int, step: Step, before: Step) -> Any:
-        if isinstance(read, Made) and read.back and not before:
+        if isinstance(read, StepValue) and read.back and not before:
             return self.cast(self._states[Port.of(read.place, read.casts)], read.casts[1:])
-        if isinstance(read, Made):
+        if isinstance(read, StepValue):
             return self.cast((before if read.back else step)[read.place], read.casts)
         if isinstance(read, Slice):
             x = self.cast(self._slices[self._layer.sequence(read)], read.before)
@@ -307,13 +314,13 @@ class _Chunk(_Writer):
         return read
 
 
-def _rows(value: Tensor, dim: int, *counts: int) -> Tensor:
+def _without_axis(value: Tensor, dim: int, *counts: int) -> Tensor:
     return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])
 
 
-def _put(
+def _insert_loop(
     program: ExportedProgram,
-    layer: Layer,
+    layer: UnrolledLayer,
     name: str,
     starts: Mapping[Port, Node | Tensor],
     given: Sequence[Port],
@@ -325,29 +332,31 @@ def _put(
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
         writer = _Writer(graph)
-        states = [_node(program, f"{name}_state", x, layer.value(port)) for port, x in starts.items()]
-        slices = [_slices(writer, total, *of, count) for of in layer.sequences]
+        states = [_state_node(program, f"{name}_state", x, layer.value(port)) for port, x in starts.items()]
+        slices = [_chunked_sequence(writer, total, *of, count) for of in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.value(port) for port in starts]
         values += [layer.value(port).new_empty([calls, count, *layer.value(port).shape]) for port in given]
-        scan.meta = {**_meta(first[0], values), LOOP: True}
+        scan.meta = {**_meta(first[0], values), DELEGATE_LOOP: True}
         picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for pick, port, value in zip(picks, (*starts, *given), values, strict=True):
             pick.meta = _meta(layer.steps[1][port.place], value)
         ends = {port: pick for port, pick in zip(starts, picks, strict=False) if port in last}
         rows = zip(given, picks[len(starts) :], strict=True)
-        _hand_out(writer, layer, {port: _sequence(writer, pick, port, total) for port, pick in rows}, ends)
-    drop_unread(graph)
+        _replace_step_outputs(
+            writer, layer, {port: _output_sequence(writer, pick, port, total) for port, pick in rows}, ends
+        )
+    eliminate_dead_code(graph)
 
 
-def _starts(program: ExportedProgram, layer: Layer) -> dict[Port, Node | Tensor] | None:
+def _initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
     """What the first call is given for each state: integers, if the port has a cast; None if these are no zeros."""
     values: dict[Node, Any] = dict(constants_of(program))
 
     def value(node: Node) -> Any:
         if node not in values:
-            values[node] = evaluated(node, value)
+            values[node] = evaluate_node(node, value)
         return values[node]
 
     found: dict[Port, Node | Tensor] = {}
@@ -362,15 +371,15 @@ def _starts(program: ExportedProgram, layer: Layer) -> dict[Port, Node | Tensor]
     return found
 
 
-def _node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
+def _state_node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
     if isinstance(x, Node):
         return x
-    made = attribute(program.graph_module, name, x)
+    made = add_buffer_node(program.graph_module, name, x)
     made.meta["val"] = value
     return made
 
 
-def _slices(writer: _Writer, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
+def _chunked_sequence(writer: _Writer, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
     """The tensors of all steps in the order of these: [calls, count, ...]."""
     calls = -(-total // count)
     x = writer.cast(read.source, read.before)
@@ -390,7 +399,7 @@ def _slices(writer: _Writer, total: int, read: Slice, first: int, stride: int, c
     return writer.cast(x, [cast.reverse for cast in read.before])
 
 
-def _sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
+def _output_sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
     """What a port hands out in every step, in their order, as real numbers."""
     x = writer.real(pick, port)
     calls, count, *rest = x.meta["val"].shape
@@ -398,13 +407,15 @@ def _sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
     return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
 
 
-def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: dict[Port, Node]) -> None:
+def _replace_step_outputs(
+    writer: _Writer, layer: UnrolledLayer, sequences: dict[Port, Node], last: dict[Port, Node]
+) -> None:
     """Have what read results of steps read those of the loop."""
     by_node = {result.node: result for result in layer.results}
     readers = dict.fromkeys(user for result in layer.results for user in layer.outside(result.node))
     for stack in [user for user in readers if user.target is aten.stack.default]:
         parts = [by_node.get(x) for x in cast(list[Node], stack.args[0])]
-        whole = _whole(parts, len(layer.steps))
+        whole = _match_whole_sequence(parts, len(layer.steps))
         if whole is not None:
             result, stride = whole
             x = sequences[result.port]
@@ -427,11 +438,11 @@ def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: 
             reader.replace_input_with(result.node, x)
 
 
-def _whole(parts: Sequence[Result | None], total: int) -> tuple[Result, int] | None:
+def _match_whole_sequence(parts: Sequence[StepOutput | None], total: int) -> tuple[StepOutput, int] | None:
     """What a stack of these is all of, and whether forwards (1) or backwards (-1)."""
     if len(parts) != total or None in parts:
         return None
-    known = cast(Sequence[Result], parts)
+    known = cast(Sequence[StepOutput], parts)
     numbers, kinds = [part.step for part in known], {(part.port, part.casts) for part in known}
     straight = numbers if numbers[0] == 0 else numbers[::-1]
     if len(kinds) > 1 or straight != list(range(total)) or (known[0].port.cast and len(known[0].casts) != 2):

@@ -44,7 +44,7 @@ class Cast(NamedTuple):
         return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.numbers)
 
 
-class Made(NamedTuple):
+class StepValue(NamedTuple):
     """What the operator at a place gives, with the casts behind it: in the same step, or that many steps ``back``."""
 
     back: int
@@ -88,7 +88,7 @@ class Port(NamedTuple):
         return cls(place, casts[0] if casts else None)
 
 
-def behind(node: Node) -> tuple[Node, tuple[Cast, ...]]:
+def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
     """The operator that a value comes from, and the casts behind that of all numbers alike."""
     casts: list[Cast] = []
     while (is_quantize(node) or is_dequantize(node)) and len(node.all_input_nodes) == 1 and not node.kwargs:
@@ -97,7 +97,7 @@ def behind(node: Node) -> tuple[Node, tuple[Cast, ...]]:
     return node, tuple(casts)
 
 
-def _keeps(casts: Sequence[Cast], source: Any) -> bool:
+def _casts_are_exact(casts: Sequence[Cast], source: Any) -> bool:
     """Whether casts behind what only moves ``source`` change none of its numbers."""
     return not casts or (is_dequantize(source) and {each.numbers for each in casts} == {Cast.of(source).numbers})
 
@@ -107,12 +107,12 @@ def shape_of(node: Any) -> torch.Size:
     return cast(torch.Size, node.meta["val"].shape)
 
 
-def leaves(node: Node) -> list[Any]:
+def argument_leaves(node: Node) -> list[Any]:
     """Arguments of a node."""
     return pytree.tree_leaves((node.args, node.kwargs))
 
 
-class Result(NamedTuple):
+class StepOutput(NamedTuple):
     """A node of a step that others read: what hands it on, and the casts behind that, the port's own among them."""
 
     node: Node
@@ -121,11 +121,11 @@ class Result(NamedTuple):
     casts: tuple[Cast, ...]
 
 
-class _Irregular(Exception):
+class _NotALoop(Exception):
     """Why steps are no loop."""
 
 
-class Layer:
+class UnrolledLayer:
     """Steps of a recurrent layer, in the order in which they are computed.
 
     Attributes:
@@ -148,12 +148,12 @@ class Layer:
         self._first = self._begin()
         self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
         if len(self._first) != len(second) or set(self._strides) - {1, -1}:
-            raise _Irregular("its slices are not one behind the other")
+            raise _NotALoop("its slices are not one behind the other")
         for k in range(2, len(steps)):
             reads, indices = self._operands(k)
             wanted = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
             if reads != self.reads or indices != wanted:
-                raise _Irregular(f"step {k} is another one")
+                raise _NotALoop(f"step {k} is another one")
         self.results = list(self._results())
 
     def _operands(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
@@ -163,20 +163,20 @@ class Layer:
 
     def _read(self, node: Node, k: int, indices: list[int]) -> list[Any]:
         structure = pytree.tree_structure((node.args, node.kwargs))
-        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in leaves(node))]
+        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in argument_leaves(node))]
 
     def _leaf(self, leaf: Any, k: int, indices: list[int]) -> Any:
         if not isinstance(leaf, Node):
             return leaf
-        root, casts = behind(leaf)
+        root, casts = strip_casts(leaf)
         step, place = self._members.get(root, (None, -1))
         if step is not None and step in (k, k - 1):
-            return Made(k - step, place, casts)
+            return StepValue(k - step, place, casts)
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
             return self._slice(root, casts, indices)
-        raise _Irregular(f"it reads '{root.name}', which is neither the same in each step nor a slice")
+        raise _NotALoop(f"it reads '{root.name}', which is neither the same in each step nor a slice")
 
     def _slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
         source, dim, index = cast(tuple[Node, int, int], root.args)
@@ -185,9 +185,9 @@ class Layer:
         indices.append(index % shape[dim])
         cuts: list[tuple[int, int, int]] = []
         while True:
-            part, between = behind(source)
+            part, between = strip_casts(source)
             along = cast(int, part.args[1]) % len(shape) if part.target is aten.slice.Tensor else dim
-            if along == dim or len(part.args) != 4 or not _keeps(between, part.args[0]):
+            if along == dim or len(part.args) != 4 or not _casts_are_exact(between, part.args[0]):
                 break
             begin, end, _ = slice(*cast(Any, part.args[2:])).indices(shape_of(part.args[0])[along])
             cuts.insert(0, (along - (along > dim), begin, end))
@@ -201,42 +201,42 @@ class Layer:
         indices: list[int] = []
         for place, node in self.steps[0].items():
             target, structure, *wanted = self.reads[place]
-            given = leaves(node)
+            given = argument_leaves(node)
             if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
-                raise _Irregular("its first step is another one")
+                raise _NotALoop("its first step is another one")
             for leaf, read in zip(given, wanted, strict=True):
-                if isinstance(read, Made) and read.back:
+                if isinstance(read, StepValue) and read.back:
                     self._add_start(read, leaf)
-                elif isinstance(read, Made) and leaf in self.constants:
-                    assert behind(leaf)[0] is self.steps[0][read.place], leaf
+                elif isinstance(read, StepValue) and leaf in self.constants:
+                    assert strip_casts(leaf)[0] is self.steps[0][read.place], leaf
                 elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
-                    raise _Irregular("its first step is another one")
+                    raise _NotALoop("its first step is another one")
         return indices
 
-    def _add_start(self, read: Made, leaf: Any) -> None:
-        root, casts = behind(leaf)
+    def _add_start(self, read: StepValue, leaf: Any) -> None:
+        root, casts = strip_casts(leaf)
         port, count = Port.of(read.place, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
-                raise _Irregular("its first state is rounded in another way")
+                raise _NotALoop("its first state is rounded in another way")
             for _ in read.casts[1:]:
                 leaf = leaf.args[0]
         known = self.start.setdefault(port, [])
         known.append(leaf)
-        told = [None if each in self.constants else behind(each) for each in known]
+        told = [None if each in self.constants else strip_casts(each) for each in known]
         if told.count(told[0]) < len(told):
-            raise _Irregular("its first step reads two states for one")
+            raise _NotALoop("its first step reads two states for one")
 
-    def _results(self) -> Iterator[Result]:
+    def _results(self) -> Iterator[StepOutput]:
         """Nodes of steps that others read."""
         for member, (k, place) in self._members.items():
             inside = [member]
             for node in inside:
-                inside += [user for user in node.users if behind(user)[0] is member]
+                inside += [user for user in node.users if strip_casts(user)[0] is member]
             for node in inside:
-                casts = behind(node)[1]
+                casts = strip_casts(node)[1]
                 if any(user not in self._members and user not in inside for user in node.users):
-                    yield Result(node, k, Port.of(place, casts), casts)
+                    yield StepOutput(node, k, Port.of(place, casts), casts)
 
     @cached_property
     def sequences(self) -> list[tuple[Slice, int, int]]:
@@ -262,25 +262,25 @@ class Layer:
 
     def outside(self, node: Node) -> list[Node]:
         """What reads a node of a step and is in none."""
-        return [user for user in node.users if behind(user)[0] not in self._members]
+        return [user for user in node.users if strip_casts(user)[0] not in self._members]
 
 
-def _operators(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
+def _operators_by_slot(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
     """Operators of steps: by the layer and what computes a step, by place, in program order."""
     found: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
         place = node.meta.get(TIMESTEP_SLOT)
-        if place is not None and behind(node)[0] is node:
+        if place is not None and strip_casts(node)[0] is node:
             found.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
     return found
 
 
 def count_steps(program: ExportedProgram) -> list[int]:
     """How many steps are written out, by layer: of all calls of it."""
-    return [max(map(len, places.values())) for places in _operators(program).values()]
+    return [max(map(len, places.values())) for places in _operators_by_slot(program).values()]
 
 
-def layers(program: ExportedProgram) -> Iterator[Layer]:
+def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
     """Recurrent layers whose steps are written out, and that are loops.
 
     Each is looked at when it is asked for: the one before may have been replaced by then.
@@ -289,21 +289,21 @@ def layers(program: ExportedProgram) -> Iterator[Layer]:
     for node in program.graph.nodes:
         if node.op == "call_function" and is_constant(node, constants):
             constants.add(node)
-    for places in _operators(program).values():
+    for places in _operators_by_slot(program).values():
         if len({len(nodes) for nodes in places.values()}) == 1:
             steps = [dict(zip(places, nodes, strict=True)) for nodes in zip(*places.values(), strict=True)]
-            for run in list(_runs(steps)):
-                with suppress(_Irregular):
-                    yield Layer(run, constants)
+            for run in list(_split_calls(steps)):
+                with suppress(_NotALoop):
+                    yield UnrolledLayer(run, constants)
 
 
-def _runs(steps: list[Step]) -> Iterator[list[Step]]:
+def _split_calls(steps: list[Step]) -> Iterator[list[Step]]:
     """Steps that follow each other; a layer that is called again begins anew."""
     begin = 0
     for k in range(1, len(steps) + 1):
         before = set(steps[k - 1].values())
         if k == len(steps) or not any(
-            behind(x)[0] in before for node in steps[k].values() for x in node.all_input_nodes
+            strip_casts(x)[0] in before for node in steps[k].values() for x in node.all_input_nodes
         ):
             if k - begin > 2:
                 yield steps[begin:k]

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import prod
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import Layout, identity, merged
+from arm_backend_core.permutation import Layout, identity, merge_axes
 
 Exchange = tuple[tuple[int, int, int], tuple[int, int]]
 """A shape of three dimensions, and the two that change places."""
@@ -33,7 +33,7 @@ def steps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[t
     alone = len(list(exchanges(shape, perms, dtype))) == 1 and is_supported_by_vela(shape, perms, dtype, source)
     if alone or plain[1] == identity(len(real)):
         return ((shape, perms),)
-    for sizes, order in (merged(shape, perms), plain):
+    for sizes, order in (merge_axes(shape, perms), plain):
         path = [(view, ORDERS[axes]) for view, axes in _shortest(sizes, order, dtype) or ()]
         if path and is_supported_by_vela(*path[0], dtype, source):
             return tuple(path)

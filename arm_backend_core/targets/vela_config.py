@@ -47,7 +47,7 @@ class Npu:
 
 def npus() -> tuple[Npu, ...]:
     """Every NPU that the installed Vela compiles for."""
-    parsed = (name.rsplit("-", 1) for name in vela.offer().accelerators)
+    parsed = (name.rsplit("-", 1) for name in vela.query_capabilities().accelerators)
     return tuple(Npu(family, int(macs)) for family, macs in parsed)
 
 
@@ -92,7 +92,7 @@ def npu(target: str) -> Npu:
 
 def shipped_configs() -> tuple[str, ...]:
     """Configuration files that come with Vela, as ``Arm/vela.ini``."""
-    folder = Path(vela.offer().config_files)
+    folder = Path(vela.query_capabilities().config_files)
     return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.ini")))
 
 
@@ -105,7 +105,7 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     if not isinstance(config_ini, (str, os.PathLike)):
         raise ValueError(_message("config_ini", config_ini, "it must be a path", shipped_configs()))
     given = os.fspath(config_ini)
-    tried = (Path(vela.offer().config_files) / given, Path(given).expanduser().absolute())
+    tried = (Path(vela.query_capabilities().config_files) / given, Path(given).expanduser().absolute())
     for path in tried if given in shipped_configs() else tried[::-1]:
         if path.is_file():
             if path.suffix != ".ini":
@@ -210,9 +210,9 @@ def _problem(
     argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
     try:
         configuration = vela.configure(argv)
-    except vela.RefusedFlags as error:
+    except vela.InvalidFlagsError as error:
         raise ValueError(_flag_message(str(error), flags, error.flags)) from None
-    except vela.RefusedConfiguration as error:
+    except vela.InvalidConfigurationError as error:
         return _with_reason(target, str(error))
     # Vela lets the activations of an Ethos-U55 go to a DRAM, if the system configuration has one. The second
     # AXI port of the U55, where they would go, can only read.

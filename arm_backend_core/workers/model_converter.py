@@ -39,7 +39,7 @@ def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
     return words
 
 
-def converter() -> str:
+def find_converter() -> str:
     """Path of the model converter: ``MODEL_CONVERTER_PATH``, the installed package's, or the one on ``PATH``.
 
     Raises:
@@ -68,21 +68,21 @@ def check_converter(flags: tuple[str, ...] = ()) -> None:
         ArmBackendError: it is missing, too old, or does not start.
         ValueError: it does not take a flag.
     """
-    _check(converter(), flags)
+    _check(find_converter(), flags)
 
 
 @lru_cache(maxsize=16)
 def _check(executable: str, flags: tuple[str, ...]) -> None:
     try:
         # The flags are parsed before the version is printed: an answer means that they are known.
-        result = run([executable, *flags, "--version"], timeout=60)
+        result = run_converter([executable, *flags, "--version"], timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ArmBackendError(f"The model converter '{executable}' does not start: {error}. {_INSTALL}") from None
     if result.returncode != 0:
         message = result.stderr.decode(errors="replace").strip().splitlines()
         if flags:
             problem = message[0] if message else describe_exit(result.returncode)
-            known = re.findall(r"--[a-z][a-z-]+", run([executable, "--help"], timeout=60).stdout.decode())
+            known = re.findall(r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode())
             allowed = sorted(set(known) - set(_RESERVED))
             unknown = [flag for flag in flags if flag not in known]
             nearest = [match for flag in unknown for match in get_close_matches(flag, known, 1)]
@@ -103,7 +103,7 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
         raise ArmBackendError(f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}")
 
 
-def run(command: list[str], timeout: float | None) -> subprocess.CompletedProcess[bytes]:
+def run_converter(command: list[str], timeout: float | None) -> subprocess.CompletedProcess[bytes]:
     """Run the converter with the libraries that ``MODEL_CONVERTER_LIB_DIR`` names first.
 
     Raises:

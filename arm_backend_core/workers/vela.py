@@ -20,10 +20,10 @@ PACKAGE = "ethos-u-vela"
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
 #: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
-_QUESTION_SECONDS = 120.0
+_QUERY_TIMEOUT = 120.0
 
 
-class RefusedFlags(ValueError):
+class InvalidFlagsError(ValueError):
     """Vela's argument parser refused a flag. ``flags``: the option strings that it knows."""
 
     def __init__(self, message: str, flags: tuple[str, ...]) -> None:
@@ -31,12 +31,12 @@ class RefusedFlags(ValueError):
         self.flags = flags
 
 
-class RefusedConfiguration(ValueError):
+class InvalidConfigurationError(ValueError):
     """Vela refused the combination of accelerator, system configuration and memory mode."""
 
 
 @dataclass(frozen=True)
-class Offer:
+class VelaCapabilities:
     """What the installed Vela has: accelerator names, and the folder of its configuration files."""
 
     accelerators: tuple[str, ...]
@@ -82,10 +82,10 @@ def version() -> str:
     try:
         return _version_of(PACKAGE)
     except PackageNotFoundError:
-        raise ArmBackendError(_missing(f"no package {PACKAGE}")) from None
+        raise ArmBackendError(_missing_message(f"no package {PACKAGE}")) from None
 
 
-def installed() -> Release:
+def installed_release() -> Release:
     """The release of the installed Vela: workarounds, alternative forms and recorded figures depend on it.
 
     Raises:
@@ -105,7 +105,7 @@ def installed() -> Release:
     )
 
 
-def _missing(reason: str) -> str:
+def _missing_message(reason: str) -> str:
     return (
         f"Vela, the compiler for Ethos-U, cannot be imported ({reason}). "
         "Install it with: pip install 'arm-recipes[ethosu]'"
@@ -113,15 +113,15 @@ def _missing(reason: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def offer() -> Offer:
+def query_capabilities() -> VelaCapabilities:
     """What the installed Vela has.
 
     Raises:
         ArmBackendError: Vela is not installed, in a release that is not supported, or does not start.
     """
-    installed()
-    answer = _ask("describe")
-    return Offer(tuple(answer["accelerators"]), answer["config_files"])
+    installed_release()
+    answer = _query("describe")
+    return VelaCapabilities(tuple(answer["accelerators"]), answer["config_files"])
 
 
 def configure(argv: tuple[str, ...]) -> Configuration:
@@ -132,7 +132,7 @@ def configure(argv: tuple[str, ...]) -> Configuration:
         RefusedConfiguration: Vela refused the configuration.
         ArmBackendError: Vela is not installed or does not start.
     """
-    return Configuration(**_ask("configure", list(argv)))
+    return Configuration(**_query("configure", list(argv)))
 
 
 def compile_tosa(
@@ -149,14 +149,14 @@ def compile_tosa(
     return reply.value, reply.log
 
 
-def _ask(name: str, *arguments: Any) -> Any:
+def _query(name: str, *arguments: Any) -> Any:
     try:
-        return _worker.call(name, *arguments, timeout=_QUESTION_SECONDS).value
+        return _worker.call(name, *arguments, timeout=_QUERY_TIMEOUT).value
     except WorkerError as error:
         if error.kind == "FlagError":
-            raise RefusedFlags(error.message, tuple(error.detail[0])) from None
+            raise InvalidFlagsError(error.message, tuple(error.detail[0])) from None
         if error.kind in ("ImportError", "ModuleNotFoundError"):
-            raise ArmBackendError(_missing(error.message)) from None
-        raise RefusedConfiguration(error.message) from None
+            raise ArmBackendError(_missing_message(error.message)) from None
+        raise InvalidConfigurationError(error.message) from None
     except WorkerDied as death:
         raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None

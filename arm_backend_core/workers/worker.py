@@ -149,7 +149,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment(),
+            env=child_environment(),
             # Ctrl-C in a notebook is for the parent alone.
             start_new_session=True,
         )
@@ -201,7 +201,7 @@ class Worker:
             log.close()
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """For another Python: it finds the modules of this one, but the standard library's before the user's files."""
     library = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
     entries = sorted((path or os.getcwd() for path in sys.path), key=lambda path: path not in library)

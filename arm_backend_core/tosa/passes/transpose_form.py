@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import merged
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import LONGEST, is_supported_by_vela, steps
 from arm_backend_core.tosa.graph import Graph, Op, Value
@@ -55,7 +55,7 @@ def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
     What a MATMUL reads stays one TRANSPOSE, which Vela merges with its own.
     """
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
-    sizes, order = merged(x.shape, perms)
+    sizes, order = merge_axes(x.shape, perms)
     source = skip_through(x, "RESHAPE").shape
     path = steps(x.shape, perms, x.dtype, source)
     if path is None:
@@ -99,7 +99,7 @@ def as_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     better one on few or many rows: measured for A = 16 with N = 256 (int8: 5,472 against 3,200) but not N = 1024.
     """
     source = op.inputs[0]
-    shape, perms = merged(source.shape, op.attrs["perms"])
+    shape, perms = merge_axes(source.shape, op.attrs["perms"])
     if perms != (1, 0) or source.dtype not in (DType.INT8, DType.INT16):
         return None
     rows, length = shape
