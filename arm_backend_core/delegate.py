@@ -90,12 +90,12 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
-    parts = selection.parts(name)
+    parts = selection.partitions(name)
     _set_debug_handles(parts)
     graphs = selection.graphs(parts)
     insert_delegates(
         program,
-        [_compile_partition(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)],
+        [_compile_partition(part, graph, spec, selection.lowering) for part, graph in zip(parts, graphs, strict=True)],
     )
     return program
 
@@ -129,7 +129,7 @@ def _compile_partition(part: Partition, graph: Graph, spec: ArmCompileSpec, walk
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
     payload, spec = _compile_payload(part, graph, flatbuffer, spec)
     artifacts.dump_artifacts(spec, part.name, flatbuffer, payload, graph)
-    told = payload.told()
+    told = payload.extra_compile_specs()
     record = events.Delegate(
         name=part.name,
         backend=spec.backend_id,
@@ -149,7 +149,9 @@ def _compile_partition(part: Partition, graph: Graph, spec: ArmCompileSpec, walk
         handles=_debug_handles_by_operator(part, graph),
     )
     events.current().delegates.append(record)
-    inputs = [(walk.entry(node)[1], value.dtype) for node, value in zip(part.inputs, graph.inputs, strict=True)]
+    inputs = [
+        (walk.boundary_value(node)[1], value.dtype) for node, value in zip(part.inputs, graph.inputs, strict=True)
+    ]
     execute = _make_executor(flatbuffer, inputs, results)
     meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
     return CompiledPartition(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
@@ -187,7 +189,7 @@ def _compile_payload(
         )
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
-        raise error if origin is None else error.at(origin.operator, origin.source) from error
+        raise error if origin is None else error.with_location(origin.operator, origin.source) from error
 
 
 def _boundary_tensor(node: Node, value: Value, walk: Lowering) -> events.Io:

@@ -85,7 +85,7 @@ class CompileError(ArmBackendError):
         self.source = source
         self.artifact = artifact
 
-    def at(self, operator: str, source: str) -> CompileError:
+    def with_location(self, operator: str, source: str) -> CompileError:
         """The same failure with its operator and source line."""
         artifact = self.artifact
         return CompileError(self.reason, delegate=self.delegate, operator=operator, source=source, artifact=artifact)

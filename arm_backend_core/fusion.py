@@ -1,8 +1,8 @@
 """Which operators are computed as one in integers: the quantizer asks it where to quantize, the lowering what to merge.
 
 Two rules say it, for a graph of real numbers and for one with quantize and dequantize operators alike:
-``fusible_consumer`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function of
-one quantized tensor is ``Univariate`` until the lowering meets where it is quantized: then it is one TABLE or less.
+``fusible_consumer`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function
+of one quantized tensor is ``Univariate`` until the lowering meets where it is quantized: then it is one TABLE or less.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Regions:
 
     Attributes:
         merged: producers that merge with their only reader: {producer: reader}.
-        readers: these readers.
+        merged_consumers: these readers.
         chain_base: for every elementwise function: the tensor it is a function of.
         fused: nodes that are computed together with their reader, so that they have no parameters of their own:
             producers in ``merged``, all but the last of a chain of functions of one tensor, terms within recurrent
@@ -99,17 +99,17 @@ class Regions:
     ) -> None:
         self._records = records
         self._constants = constants
-        self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
-        self.merged = self._merged_producers()
-        self.readers = set(self.merged.values())
+        self._feedback = {node for state in states for node in self._find_feedback_path(state, states[state])}
+        self.merged = self._find_merged_producers()
+        self.merged_consumers = set(self.merged.values())
         jumps = {node for node, record in records.items() if record.is_discontinuous}
-        self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
+        self._discontinuous, late = set[Node](), {node for node in jumps if is_wide(node)}
         while True:
-            self._jumps |= late
-            self.chain_base, chained = self._chains()
+            self._discontinuous |= late
+            self.chain_base, chained = self._find_chains()
             self.fused = chained | self.merged.keys()
-            self.int16_nodes = self._wide(may_be_wide)
-            late = {node for node in jumps - self._jumps if self.chain_base.get(node) in self.int16_nodes}
+            self.int16_nodes = self._find_int16_nodes(may_be_wide)
+            late = {node for node in jumps - self._discontinuous if self.chain_base.get(node) in self.int16_nodes}
             if not late:  # what is int16 in an int8 program depends on what is one function
                 break
 
@@ -130,24 +130,26 @@ class Regions:
         alone = record.univariate and len(self.operands(node)) == 1
         return record.lower_integer is not None and not alone
 
-    def _merged_producers(self) -> dict[Node, Node]:
+    def _find_merged_producers(self) -> dict[Node, Node]:
         merged: dict[Node, Node] = {}
-        readers: set[Node] = set()
+        merged_consumers: set[Node] = set()
         for node, record in self._records.items():
-            reader = fusible_consumer(node) if record.absorbs_activation and node not in readers else None
+            reader = fusible_consumer(node) if record.absorbs_activation and node not in merged_consumers else None
             if reader in self._records and reader is not None and self.has_integer_rule(node):
                 merged[node] = reader
-                readers.add(reader)
+                merged_consumers.add(reader)
         return merged
 
-    def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
+    def _find_chains(self) -> tuple[dict[Node, Node], set[Node]]:
         """Origins, and the functions that are interior.
 
         Starts with all of them interior, but for what jumps in int16 and its operands, and takes out, until nothing
         changes, those that someone reads who is not a function of the same tensor.
         """
-        members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
-        interior = {node for node in members if self._jumps.isdisjoint((node, *node.users))}
+        members = [
+            node for node, record in self._records.items() if record.univariate and node not in self.merged_consumers
+        ]
+        interior = {node for node in members if self._discontinuous.isdisjoint((node, *node.users))}
         while True:
             origin: dict[Node, Node] = {}
             for node in members:
@@ -164,7 +166,7 @@ class Regions:
                 return origin, interior
             interior = kept
 
-    def _wide(self, may_be: Callable[[Node], bool]) -> set[Node]:
+    def _find_int16_nodes(self, may_be: Callable[[Node], bool]) -> set[Node]:
         """Layer normalization and softmax keep precision inside, and so do additions that are wide themselves.
 
         These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
@@ -175,14 +177,14 @@ class Regions:
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
             free = self._records[node].fixed_range is None and may_be(node)
-            if free and any(map(self.reads_wide, readers)):
+            if free and any(map(self.benefits_from_int16, readers)):
                 wide.add(node)
                 places.add(node.meta.get(TIMESTEP_SLOT))
         return wide | {
             node for node in self._records if TIMESTEP_SLOT in node.meta and node.meta[TIMESTEP_SLOT] in places
         }
 
-    def _fed_back(self, state: Node, value: Node) -> set[Node]:
+    def _find_feedback_path(self, state: Node, value: Node) -> set[Node]:
         """``state`` and what is between it and its new value, where that is arithmetic of the old, element by element.
 
         What is rounded there adds up from call to call: a mean that moves by less than half a step would not move.
@@ -200,7 +202,7 @@ class Regions:
         computes = any(node in self._records and self._records[node].univariate for node in between)
         return between if computes else set()
 
-    def reads_wide(self, user: Node) -> bool:
+    def benefits_from_int16(self, user: Node) -> bool:
         """Whether int16 operands are worth having for ``user`` in an int8 program."""
         record, target, single = self._records[user], overload_of(user.target), user in self.chain_base
         divides = target is aten.div.Tensor and not single  # by sums that may be small: efficientvit_b0 5 dB, now 11
@@ -264,20 +266,25 @@ class Univariate:
     def oscillates(self) -> bool:
         """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
         q = self.base.q
-        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and wave(values(self._values, q)) > 0
+        return (
+            self.target in _WAVES
+            and q is not None
+            and q.dtype is DType.INT16
+            and wave(values(self._evaluate_array, q)) > 0
+        )
 
-    def _values(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
-    def tabulated(self, b: Builder) -> Tensor:
+    def to_int16_table(self, b: Builder) -> Tensor:
         """In int16 steps that hold all its values."""
         assert self.base.q is not None
-        real = values(self._values, self.base.q)[:-1]
+        real = values(self._evaluate_array, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
-        return Tensor(self.quantized(b, q), q)
+        return Tensor(self.quantize(b, q), q)
 
-    def settled(self) -> Tensor:
+    def to_scaled_tensor(self) -> Tensor:
         """A function that only scales: the same integers in another scale.
 
         Raises:
@@ -287,17 +294,17 @@ class Univariate:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")
         return Tensor(self.base.value, _scaled(self.base.q, self.factor))
 
-    def quantized(self, b: Builder, q: QParams) -> Value:
+    def quantize(self, b: Builder, q: QParams) -> Value:
         """The function's values in parameters ``q``: by a RESCALE, a CLAMP after one, or else a TABLE."""
         base, context = self.base, Context(b, None, q)  # type: ignore[arg-type]
         assert base.q is not None
         if self.factor is not None:
-            return context.requantize(self.settled(), q)
-        if self.clamp is not None and (base.q.same(q) or DType.INT16 in (base.q.dtype, q.dtype)):
+            return context.requantize(self.to_scaled_tensor(), q)
+        if self.clamp is not None and (base.q.is_equivalent(q) or DType.INT16 in (base.q.dtype, q.dtype)):
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        return lookup(b, base, self._values, q)
+        return lookup(b, base, self._evaluate_array, q)
 
 
 def as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:

@@ -39,7 +39,9 @@ class Partition:
     outputs: list[Node]
 
     @staticmethod
-    def of(name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]) -> Partition:
+    def from_nodes(
+        name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]
+    ) -> Partition:
         """The part that ``nodes`` are; ``position`` orders nodes as the program does."""
         members = set(nodes)
         read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
@@ -53,7 +55,7 @@ class Partition:
 class CompiledPartition:
     """What a part was compiled to; ``execute`` computes it in Python, ``meta`` is kept with the delegate."""
 
-    part: Partition
+    partition: Partition
     backend_id: str
     payload: bytes
     compile_specs: list[Any]
@@ -68,13 +70,13 @@ def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledParti
     joints = _BoundaryCasts()
     modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
     for delegate, module in zip(delegates, modules, strict=True):
-        _insert_call(program, delegate.part, module, joints)
+        _insert_call(program, delegate.partition, module, joints)
     for delegate in delegates:
-        for node in reversed(delegate.part.nodes):
+        for node in reversed(delegate.partition.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
     eliminate_dead_code(program.graph)  # casts back to int64 that only delegates would have read
-    eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
+    eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.partition.constants})
     program.graph_module.recompile()
 
 
@@ -82,18 +84,18 @@ class _BoundaryCasts:
     """Nodes on the CPU that bring a tensor across a boundary, one for each tensor however many delegates read it."""
 
     def __init__(self) -> None:
-        self._made: dict[Node, Node] = {}
+        self._converted: dict[Node, Node] = {}
 
-    def enter(self, source: Node) -> Node:
+    def convert_input(self, source: Node) -> Node:
         """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
-        if source not in self._made:
+        if source not in self._converted:
             wide = source.meta["val"].dtype is torch.int64
-            self._made[source] = _to_boundary_layout(_cast(source, torch.int32) if wide else source)
-        return self._made[source]
+            self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if wide else source)
+        return self._converted[source]
 
-    def leave(self, pick: Node, node: Node) -> None:
+    def replace_output(self, pick: Node, node: Node) -> None:
         """Have ``pick``, a delegate's result, read in place of ``node``: as int64 where that was its type."""
-        self._made[node] = pick
+        self._converted[node] = pick
         wanted = node.meta["val"].dtype
         node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
 
@@ -130,14 +132,14 @@ def _insert_call(program: ExportedProgram, part: Partition, module: Any, joints:
     names = {node.name: node for node in part.outputs}
     with graph.inserting_before(part.nodes[0]):
         lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
-        sources = [joints.enter(node) for node in part.inputs]
+        sources = [joints.convert_input(node) for node in part.inputs]
         call = graph.call_function(executorch_call_delegate, (lowered, *sources))
         results = [_delegate_result(node.meta["val"]) for node in part.outputs]
         call.meta["val"] = results
         picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
     for node, pick, value in zip(part.outputs, picks, results, strict=True):
         pick.meta["val"] = value
-        joints.leave(pick, node)
+        joints.replace_output(pick, node)
     for spec, node in zip(program.graph_signature.output_specs, graph.output_node().args[0], strict=True):
         if spec.arg.name in names:
             spec.arg.name = node.name
@@ -149,8 +151,8 @@ def _delegate_result(value: torch.Tensor) -> torch.Tensor:
 
 
 def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
-    owned = _partition_program(program, delegate.part)
-    stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
+    owned = _partition_program(program, delegate.partition)
+    stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
     owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
     lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
     lowered.meta = dict(delegate.meta)

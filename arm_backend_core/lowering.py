@@ -64,29 +64,31 @@ class Lowering:
 
     Attributes:
         target: what may be used.
-        floats: nodes that are computed in floating point, although what they read is quantized.
+        float_nodes: nodes that are computed in floating point, although what they read is quantized.
         constants: arrays of the nodes that are parameters, buffers or computed from these.
         graph: TOSA operators of all nodes; those of a node that was lowered again, or refused, are dead.
         results: what every node visited became.
     """
 
     def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor], floats: Set[Node] = frozenset()) -> None:
-        self.target, self.floats = target, floats
+        self.target, self.float_nodes = target, floats
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
         self.builder = Builder(self.graph, target, splits=True)
-        self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
+        self._graph_inputs: dict[
+            Node, tuple[Value, Tensor]
+        ] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
-        self._tabulated: dict[Univariate, Tensor] = {}  # beside waves of many turns
-        self._functions: dict[Node, Counter[Origin]] = {}  # that wait for the operator that computes them
+        self._tables: dict[Univariate, Tensor] = {}  # beside waves of many turns
+        self._pending_origins: dict[Node, Counter[Origin]] = {}  # that wait for the operator that computes them
         self._intervals = Intervals(self.constants)
 
     def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
         """Lower ``nodes``, which are in program order, except those in ``outside``."""
         for node in nodes:
             if node not in outside:
-                self.results[node] = self._guarded(node)
+                self.results[node] = self._lower_or_refuse(node)
 
     def exclude(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
         """Lower anew what reads a node that was put ``outside`` since, directly or not.
@@ -100,18 +102,18 @@ class Lowering:
         for node in nodes:
             if node not in outside and any(source in stale for source in node.all_input_nodes):
                 stale.add(node)
-                self.results[node] = self._guarded(node)
+                self.results[node] = self._lower_or_refuse(node)
 
-    def _guarded(self, node: Node) -> Result:
+    def _lower_or_refuse(self, node: Node) -> Result:
         mark = len(self.graph.ops)
         *_, module = ("", *modules_of(node))
         origin = Origin(node.name, operator_name(node), source_line(node), module)
         self.builder.origins = {origin: 1}
         try:
             result = self._lower(node)
-            self._trace(node, origin, result, self.graph.ops[mark:])
+            self._record_origins(node, origin, result, self.graph.ops[mark:])
             # A constant is held in a type that TOSA has: float64 as FP32.
-            return result if node in self.constants else self._checked(node, result)
+            return result if node in self.constants else self._check_result(node, result)
         except Unsupported as reason:
             refusal = reason
         except InternalError:
@@ -122,19 +124,23 @@ class Lowering:
             refusal = compiler_fault(f"lowering {operator_name(node)} raised {what}", error)
         dead = set(self.graph.ops[mark:])
         del self.graph.ops[mark:]
-        self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
+        self._graph_inputs = {
+            source: kept for source, kept in self._graph_inputs.items() if kept[1].value.producer not in dead
+        }
         return refusal
 
-    def _trace(self, node: Node, origin: Origin, result: Result, made: Sequence[Op]) -> None:
+    def _record_origins(self, node: Node, origin: Origin, result: Result, made: Sequence[Op]) -> None:
         """Tell ``made`` of the work that it does, and of the functions that are computed with it."""
-        functions = sum((self._functions.get(source, Counter()) for source in node.all_input_nodes), Counter[Origin]())
+        functions = sum(
+            (self._pending_origins.get(source, Counter()) for source in node.all_input_nodes), Counter[Origin]()
+        )
         own = Counter({origin: result.base.value.size}) if isinstance(result, Univariate) else None
-        self._functions[node] = Counter() if own is None else functions + own
+        self._pending_origins[node] = Counter() if own is None else functions + own
         for op in made:
             alone = not functions or not is_quantize(node)
             op.origins = functions + Counter(dict.fromkeys(op.origins, op.work) if alone else {})
 
-    def _checked(self, node: Node, result: Result) -> Result:
+    def _check_result(self, node: Node, result: Result) -> Result:
         """``result`` if it is what PyTorch says that the node gives: number, shape and dtype of the results.
 
         Raises:
@@ -171,16 +177,16 @@ class Lowering:
         if node in self.constants:
             self.results[node] = tensor = _constant(node.name, self.constants[node])
             return tensor
-        if node not in self._entered:
-            self._entered[node] = self._input(node)
-        return self._entered[node][1]
+        if node not in self._graph_inputs:
+            self._graph_inputs[node] = self._input(node)
+        return self._graph_inputs[node][1]
 
-    def entry(self, node: Node) -> tuple[Value, Layout]:
+    def boundary_value(self, node: Node) -> tuple[Value, Layout]:
         """What a delegate that reads ``node`` and does not compute it is given, and in which order it lies."""
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
-        return self._entered[node][0], boundary_order(node)
+        return self._graph_inputs[node][0], boundary_order(node)
 
     def is_internal(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate: several tensors, real numbers as integers, a function."""
@@ -225,15 +231,15 @@ class Lowering:
             if not isinstance(items, list):
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
-            return self._to_float(item) if node in self.floats else item
+            return self._to_float(item) if node in self.float_nodes else item
         if is_random(node) and find(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
         wide = getattr(first_result(node), "dtype", None) is torch.int64  # others are known to what reads them
-        if is_integer(node) and not self._intervals.fits(node) and wide:
+        if is_integer(node) and not self._intervals.fits_int32(node) and wide:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
-        if misread := self._intervals.misread(node):
+        if misread := self._intervals.find_overflowing_operand(node):
             raise Unsupported(f"it reads '{misread.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
             _require_static(tensor)
@@ -261,20 +267,20 @@ class Lowering:
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         whole = [x.composed or x if isinstance(x, Univariate) else x for x in args]
-        function = None if node in self.floats else as_univariate(node, record, whole, kwargs)
+        function = None if node in self.float_nodes else as_univariate(node, record, whole, kwargs)
         if function is not None and any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
-            parts = [self._tabulated_once(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
+            parts = [self._table_of(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
             apart = as_univariate(node, record, parts, kwargs)
             if apart is not None:
                 function = replace(apart, composed=function)
             elif self.result_qparams(node) is not None:
                 function = None
-                args = [self._tabulated_once(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
+                args = [self._table_of(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
         if function is not None and not (function.is_discontinuous and self.result_qparams(node) is not None):
             return function
         args = [_apply_pending_scale(arg) for arg in args]
         kwargs = {name: _apply_pending_scale(arg) for name, arg in kwargs.items()}
-        if record.lower_integer is None or node in self.floats:
+        if record.lower_integer is None or node in self.float_nodes:
             return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
         if record.kind is Kind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
@@ -288,10 +294,10 @@ class Lowering:
         rule = record.lower_integer
         return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _tabulated_once(self, function: Univariate) -> Tensor:
-        if function not in self._tabulated:
-            self._tabulated[function] = function.tabulated(self.builder)
-        return self._tabulated[function]
+    def _table_of(self, function: Univariate) -> Tensor:
+        if function not in self._tables:
+            self._tables[function] = function.to_int16_table(self.builder)
+        return self._tables[function]
 
     def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
         """Where floating point may be mixed in (VGF), dequantize the operands and use the plain rule."""
@@ -320,7 +326,7 @@ class Lowering:
         q = self.node_qparams(node)
         known = self._dequantized.setdefault(source.value, [])
         for tensor in known:  # every reader has a node of its own, but a function of one tensor must be seen as such
-            if q.same(tensor.q):
+            if q.is_equivalent(tensor.q):
                 return tensor
         known.append(Tensor(source.value, q))
         return known[-1]
@@ -330,7 +336,7 @@ class Lowering:
         q = self.node_qparams(node)
         context = Context(self.builder, node, q)
         if isinstance(source, Univariate):
-            return Tensor(source.quantized(self.builder, q))
+            return Tensor(source.quantize(self.builder, q))
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
@@ -379,7 +385,7 @@ class Lowering:
                 return None
             readers.append(node := reader)
         first, *others = (self.node_qparams(user) for user in node.users)
-        if not all(first.same(other) for other in others):
+        if not all(first.is_equivalent(other) for other in others):
             return None
         return reduce(lambda q, reader: qparams_before_consumer(reader, q), reversed(readers), first)
 
@@ -388,7 +394,7 @@ def _apply_pending_scale(x: Any) -> Any:
     """An operand as a tensor, where it is a function that only scales one."""
     if isinstance(x, list):
         return [_apply_pending_scale(item) for item in x]
-    return x.settled() if isinstance(x, Univariate) else x
+    return x.to_scaled_tensor() if isinstance(x, Univariate) else x
 
 
 def _flatten(items: Iterable[Any]) -> Iterable[Any]:

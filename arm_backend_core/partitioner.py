@@ -56,7 +56,7 @@ class _ArmPartitioner(Partitioner):
         """Called by ``to_edge_transform_and_lower`` on the ATen program."""
         self._delegated = True
         return delegate(
-            self.loops.looped(exported_program, self.compile_spec, self.keep_on_cpu),
+            self.loops.roll_loops(exported_program, self.compile_spec, self.keep_on_cpu),
             self.compile_spec,
             keep_on_cpu=self.keep_on_cpu,
             require_full_delegation=self.require_full_delegation,

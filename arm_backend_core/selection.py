@@ -41,13 +41,13 @@ class Selection:
 
     Attributes:
         program: the program.
-        walk: every operator of the program, lowered once.
+        lowering: every operator of the program, lowered once.
         order: operators of the program.
         refusals: why those that are not delegated stay on the CPU.
     """
 
     program: ExportedProgram
-    walk: Lowering
+    lowering: Lowering
     order: list[Node]
     refusals: dict[Node, Unsupported]
 
@@ -62,39 +62,42 @@ class Selection:
             and node.target is not operator.getitem  # counts with the operator that it picks a result of
         ]
 
-    def parts(self, name: str = "arm") -> list[Partition]:
+    def partitions(self, name: str = "arm") -> list[Partition]:
         """The delegates, called ``name`` and a number; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._sink_into_consumers(self._divided(assign_levels(self.order, chosen)), chosen)
+        placed = self._sink_into_consumers(self._split_large_levels(assign_levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
             if node in placed:
                 groups.setdefault(placed[node], []).append(node)
         constants, order = constants_of(self.program), position.__getitem__
-        return [Partition.of(f"{name}_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
+        return [
+            Partition.from_nodes(f"{name}_{i}", groups[level], constants, order)
+            for i, level in enumerate(sorted(groups))
+        ]
 
     def graphs(self, parts: Iterable[Partition]) -> Iterable[Graph]:
         """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""
-        position = {op: index for index, op in enumerate(self.walk.graph.ops)}
+        position = {op: index for index, op in enumerate(self.lowering.graph.ops)}
         for part in parts:
-            inputs = [(self.walk.entry(node)[0], node.name) for node in part.inputs]
+            inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in part.inputs]
             outputs = [self._value(node) for node in part.outputs]
             yield extract_subgraph(inputs, outputs, position.__getitem__)
 
     def _value(self, node: Node) -> Value:
-        result = self.walk.results[node]
+        result = self.lowering.results[node]
         assert isinstance(result, Tensor), node
         return result.value
 
-    def _divided(self, placed: dict[Node, int]) -> dict[Node, int]:
+    def _split_large_levels(self, placed: dict[Node, int]) -> dict[Node, int]:
         """Levels, cut into several where Vela's search for addresses would take minutes.
 
         Buffers of a decoder with many layers are in memory from the first operation to the last: each round of the
         search, of 5000 at least, visits all pairs of them and of what else there is.
         """
         states = len(self.program.graph_signature.buffers_to_mutate)
-        if not self.walk.target.hardware.npu or states < _MANY_STATES:
+        if not self.lowering.target.hardware.npu or states < _MANY_STATES:
             return placed
         cut = enumerate(placed.items())
         return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in cut}
@@ -105,10 +108,10 @@ class Selection:
         Where these are on several levels it is copied. What no delegate hands over: real numbers held as integers, and
         what is computed from constants alone, quantized too: its readers were lowered for the values that it has.
         """
-        constant = set(self.walk.constants)
+        constant = set(self.lowering.constants)
         constant |= {node for node in chosen if is_quantize(node) and self._value(node).data is not None}
         for node in reversed(self.order):
-            if node not in chosen or not (node in constant or self.walk.is_internal(node)):
+            if node not in chosen or not (node in constant or self.lowering.is_internal(node)):
                 continue
             readers: dict[int | None, list[Node]] = {}  # None: on the CPU
             for user in node.users:
@@ -122,7 +125,7 @@ class Selection:
             for depth in [*depths[1:], *([None] if None in readers else [])]:
                 with node.graph.inserting_after(node):
                     copy = node.graph.node_copy(node)
-                self.walk.results[copy] = self.walk.results[node]
+                self.lowering.results[copy] = self.lowering.results[node]
                 for user in readers[depth]:
                     user.replace_input_with(node, copy)
                 if depth is not None:
@@ -150,9 +153,9 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
             _check_loops(order, refusals, target)
             _check_custom_operators(refusals, target)
             return Selection(program, walk, order, refusals)
-        floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.floats
+        floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.float_nodes
         if floats:  # functions and moved data that are read as real numbers are computed as such
-            refusals, walk = dict(given), Lowering(target, constants, walk.floats | floats)
+            refusals, walk = dict(given), Lowering(target, constants, walk.float_nodes | floats)
             walk.run(order, refusals)
         else:
             refusals |= torn

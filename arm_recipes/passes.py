@@ -134,7 +134,7 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
         """What changed, when all that fits is computed from the indices in int32."""
         constants = _numbers(module)
         intervals = Intervals(constants)
-        if not intervals.fits(source):
+        if not intervals.fits_int32(source):
             message = f"{source.name} may give indices that int32 cannot hold: it searches more than 2**31 - 1 elements"
             if self._on_overflow == "raise":
                 raise RuntimeError(f"{message}; ConvertInt64OutputOpsToInt32Pass(on_overflow='skip') leaves it int64")
@@ -180,7 +180,7 @@ def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) 
         if not reached.keys() & wide or not all(x in reached or x in constants for x in wide):
             continue
         if _dtype(node) is torch.int64:
-            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits(node):
+            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits_int32(node):
                 reached[node] = None
                 readers.add(node)
         elif overload in (*_CASTS, *_ARITHMETIC, aten.index.Tensor):

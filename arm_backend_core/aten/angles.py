@@ -51,17 +51,17 @@ class _PhaseComputer:
     def phases(self, node: Node) -> Node | None:
         """An angle in 2**16ths of a turn, from -2**15 on; None where it is of another kind."""
         if node not in self._known:
-            self._known[node] = self._product(node) or self._moved(node, self.phases)
+            self._known[node] = self._product(node) or self._copy_data_movement(node, self.phases)
         return self._known[node]
 
-    def _whole(self, node: Node) -> Node | None:
+    def _integer_source(self, node: Node) -> Node | None:
         """The integers that ``node`` has as real numbers."""
         source = node.args[0] if node.target in _CASTS and is_float(node) else node
         if isinstance(source, Node) and is_integer(source):
             return source
-        return self._moved(node, self._whole)
+        return self._copy_data_movement(node, self._integer_source)
 
-    def _moved(self, node: Node, of: Callable[[Node], Node | None]) -> Node | None:
+    def _copy_data_movement(self, node: Node, of: Callable[[Node], Node | None]) -> Node | None:
         if node.target in _CASTS:
             return of(node.all_input_nodes[0])
         copies = {x: of(x) for x in node.all_input_nodes} if node.target in _MOVES else {}
@@ -82,13 +82,13 @@ class _PhaseComputer:
             known = not isinstance(factor, Node) or factor in self._constants
             if sums or not known or x in self._constants:
                 continue
-            whole = self._whole(x) if isinstance(x, Node) else None
+            whole = self._integer_source(x) if isinstance(x, Node) else None
             if whole is not None:
                 value = self._constants.value(factor) if isinstance(factor, Node) else torch.tensor(factor)
-                return self._turned(node, whole, value.double() / math.tau)
+                return self._multiply_by_turns(node, whole, value.double() / math.tau)
         return None
 
-    def _turned(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
+    def _multiply_by_turns(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
         """x * ``turns``, in phases: the sum of ((x >> 4i) & 15) * (turns * 16**i mod 1), the last digit signed."""
         shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
         masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)

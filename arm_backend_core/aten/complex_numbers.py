@@ -72,7 +72,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     record = find(node)
     real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
     if record is not None and record.kind is Kind.SHARED and is_complex(node) and not real:
-        return lambda *args, **kwargs: Pair.of(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
+        return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
     if is_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
     return None
@@ -103,12 +103,12 @@ def _parts(x: Any) -> tuple[Any, Any]:
 
 def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
     (a, b), (c, d) = _parts(x), _parts(y)
-    return Pair.of(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
+    return Pair.from_parts(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if dtype is None or kind_of(dtype) is ScalarKind.COMPLEX:
-        return x if isinstance(x, Pair) else Pair.of(x, torch.zeros_like(x))
+        return x if isinstance(x, Pair) else Pair.from_parts(x, torch.zeros_like(x))
     return x.parts[0].to(dtype)
 
 
@@ -118,10 +118,10 @@ def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
     def rule(x: Any, y: Any) -> Pair:
         (a, b), (c, d) = _parts(x), _parts(y)
         if not isinstance(y, (Pair, complex)):
-            return Pair.of(function(a, y), function(b, y))
+            return Pair.from_parts(function(a, y), function(b, y))
         if not isinstance(x, (Pair, complex)):
-            return Pair.of(function(x, c), function(x, d))
-        return Pair.of(function(a, c) - function(b, d), function(a, d) + function(b, c))
+            return Pair.from_parts(function(x, c), function(x, d))
+        return Pair.from_parts(function(a, c) - function(b, d), function(a, d) + function(b, c))
 
     return rule
 
@@ -135,7 +135,7 @@ def _linear_layer(function: Callable[..., Any]) -> Callable[..., Pair]:
     def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
         (a, b), (c, d), (p, q) = x.parts, weight.parts, (None, None) if bias is None else bias.parts
         real = function(a, c, p, *args) - function(b, d, None, *args)
-        return Pair.of(real, function(a, d, q, *args) + function(b, c, None, *args))
+        return Pair.from_parts(real, function(a, d, q, *args) + function(b, c, None, *args))
 
     return rule
 
@@ -148,7 +148,7 @@ def _quotient(x: Any, y: Any) -> Pair:
     if not isinstance(y, Pair):
         return _product(x, 1 / y)
     c, d = y.parts
-    return _product(_product(x, Pair.of(c, -d)), 1 / (c * c + d * d))
+    return _product(_product(x, Pair.from_parts(c, -d)), 1 / (c * c + d * d))
 
 
 def _apply_by_part(overload: Any, *places: int) -> Callable[..., Pair]:
@@ -157,51 +157,51 @@ def _apply_by_part(overload: Any, *places: int) -> Callable[..., Pair]:
     def rule(*args: Any, **named: Any) -> Pair:
         pairs = [_cast(x) if i in places and isinstance(x, Tensor) else x for i, x in enumerate(args)]
         parts = [_parts(x) if i in places else (x, x) for i, x in enumerate(pairs)]
-        return Pair.of(*(overload(*(x[i] for x in parts), **named) for i in (0, 1)))
+        return Pair.from_parts(*(overload(*(x[i] for x in parts), **named) for i in (0, 1)))
 
     return rule
 
 
 def _polar(length: Tensor, angle: Tensor) -> Pair:
-    return Pair.of(length * torch.cos(angle), length * torch.sin(angle))
+    return Pair.from_parts(length * torch.cos(angle), length * torch.sin(angle))
 
 
 def _sine(z: Pair, quarter: int) -> Pair:
     """sin(z), or cos(z) = sin(z + pi / 2)."""
     a, b = z.parts
     sine, cosine = (torch.cos(a), -torch.sin(a)) if quarter == 0 else (torch.sin(a), torch.cos(a))
-    return Pair.of(sine * torch.cosh(b), cosine * torch.sinh(b))
+    return Pair.from_parts(sine * torch.cosh(b), cosine * torch.sinh(b))
 
 
 def _hyperbolic(z: Pair, quarter: int) -> Pair:
     """sinh(z), or cosh(z) = sinh(z + i pi / 2) / i."""
     a, b = z.parts
     first, second = (torch.sinh(a), torch.cosh(a)) if quarter == 0 else (torch.cosh(a), torch.sinh(a))
-    return Pair.of(first * torch.cos(b), second * torch.sin(b))
+    return Pair.from_parts(first * torch.cos(b), second * torch.sin(b))
 
 
 def _tanh(z: Pair) -> Pair:
     """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a: nothing overflows."""
     t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
     whole = cosine * cosine + t * t * sine * sine
-    return Pair.of(t / whole, sine * cosine * (1 - t * t) / whole)
+    return Pair.from_parts(t / whole, sine * cosine * (1 - t * t) / whole)
 
 
 def _log(z: Pair, base: float = math.e) -> Pair:
-    return Pair(Pair.of(torch.log(_abs(z)), _angle(z)).data / math.log(base))
+    return Pair(Pair.from_parts(torch.log(_abs(z)), _angle(z)).data / math.log(base))
 
 
 def _tan(z: Pair) -> Pair:
     """tan(z) = tanh(iz) / i."""
-    real, imaginary = _tanh(Pair.of(-z.parts[1], z.parts[0])).parts
-    return Pair.of(imaginary, -real)
+    real, imaginary = _tanh(Pair.from_parts(-z.parts[1], z.parts[0])).parts
+    return Pair.from_parts(imaginary, -real)
 
 
 def _prod(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
     """The product along a dimension, one factor at a time."""
-    parts = (Pair.of(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
+    parts = (Pair.from_parts(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
     whole: Pair = functools.reduce(_product, parts)
-    return Pair.of(*(part.unsqueeze(dim) for part in whole.parts)) if keepdim else whole
+    return Pair.from_parts(*(part.unsqueeze(dim) for part in whole.parts)) if keepdim else whole
 
 
 def _abs(z: Pair) -> Tensor:
@@ -214,7 +214,7 @@ def _angle(z: Pair) -> Tensor:
 
 def _full(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
     real = torch.get_default_dtype() if dtype is None else dtype.to_real()
-    return Pair.of(*(torch.full(size, part, dtype=real) for part in _parts(number)))
+    return Pair.from_parts(*(torch.full(size, part, dtype=real) for part in _parts(number)))
 
 
 def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -237,10 +237,10 @@ def _sign(z: Pair) -> Pair:
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.complex.default: Pair.of,
+    aten.complex.default: Pair.from_parts,
     aten.polar.default: _polar,
     aten.view_as_real.default: lambda z: z.data.clone(),
-    aten._conj.default: lambda z: Pair.of(z.parts[0], -z.parts[1]),
+    aten._conj.default: lambda z: Pair.from_parts(z.parts[0], -z.parts[1]),
     aten.resolve_conj.default: lambda z: z,
     aten._to_copy.default: _cast,
     aten.full.default: _full,

@@ -78,7 +78,7 @@ class _Fragment:
     module: GraphModule
     complete: bool
 
-    def serves(self, node: Node) -> bool:
+    def covers_used_results(self, node: Node) -> bool:
         """Whether it gives every result of ``node`` that is used; what it does not give is None."""
         results = self.module.graph.output_node().args[0]
         if not isinstance(results, (tuple, list)):
@@ -93,12 +93,12 @@ class _Decomposer:
     Attributes:
         quantized: whether it is going to be quantized.
         fragments: what was traced so far; None for what cannot be, a refusal where the decomposition does not fit.
-        pending: composites that are being traced, so that none is looked for inside itself.
+        in_progress: composites that are being traced, so that none is looked for inside itself.
     """
 
     quantized: bool
     fragments: dict[Hashable, _Fragment | Unsupported | None] = field(default_factory=dict)
-    pending: list[OpOverload] = field(default_factory=list)
+    in_progress: list[OpOverload] = field(default_factory=list)
 
     def run(self, module: GraphModule, constants: set[Node]) -> bool:
         """Decompose ``module``; ``constants`` grows by what is computed from constants alone."""
@@ -109,7 +109,7 @@ class _Decomposer:
                 constants.add(node)
             elif (
                 _is_composite(node, constants)
-                and node.target not in self.pending
+                and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
                 changed = True
@@ -122,7 +122,7 @@ class _Decomposer:
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
         """Put the decomposition of ``node`` in its place, if there is one worth having."""
         try:
-            outputs = self._outputs(_Writer(self, module, node, constants), node)
+            outputs = self._write_decomposition(_Writer(self, module, node, constants), node)
             if outputs is None:
                 return False
             _check_outputs(node, outputs)
@@ -139,7 +139,7 @@ class _Decomposer:
         _replace_node(node, outputs)
         return True
 
-    def _outputs(self, writer: _Writer, node: Node) -> Any:
+    def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
         if complex_numbers.involves_complex(node):
             return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
@@ -160,10 +160,10 @@ class _Decomposer:
 
         if record is not None and record.reads_memory:
             form += str([_value(writer.module, source).storage_offset() for source in sources])
-        fragment = self.fragment(writer.module, (node.target, form), call, sources, writer.constants)
+        fragment = self.get_fragment(writer.module, (node.target, form), call, sources, writer.constants)
         if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
             return None
-        if not fragment.serves(node):
+        if not fragment.covers_used_results(node):
             raise Unsupported("it is lowered without its further results (indices), but they are used")
         return writer.copy(fragment.module, sources)
 
@@ -182,7 +182,7 @@ class _Decomposer:
             return torch._decomp.decomposition_table[overload]
         return overload.decompose if is_implicit(overload) else None
 
-    def fragment(
+    def get_fragment(
         self,
         module: GraphModule,
         name: tuple[Any, ...],
@@ -202,7 +202,7 @@ class _Decomposer:
         key = (*name, *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, held, strict=True)))
         if key not in self.fragments:
             try:
-                self.fragments[key] = self._traced(name[0], call, values, held)
+                self.fragments[key] = self._trace_fragment(name[0], call, values, held)
             except Unsupported as refusal:
                 self.fragments[key] = refusal
         fragment = self.fragments[key]
@@ -210,7 +210,7 @@ class _Decomposer:
             raise fragment
         return fragment
 
-    def _traced(
+    def _trace_fragment(
         self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
     ) -> _Fragment | None:
         try:
@@ -227,9 +227,9 @@ class _Decomposer:
         functionalize(module.graph)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         constants = {node for node, known in zip(placeholders, held, strict=True) if known}
-        self.pending.append(target)
+        self.in_progress.append(target)
         self.run(module, constants)
-        self.pending.pop()
+        self.in_progress.pop()
         for node in module.graph.nodes:
             if mutates(node):
                 fails = InternalError if target in records() else Unsupported
@@ -258,13 +258,13 @@ class _Writer:
             Unsupported: PyTorch cannot trace it.
         """
         place = None if layer is None else (layer.name, function.__name__)
-        return self._written((function, repr(numbers)), partial(function, **numbers), operands, place)
+        return self._write_traced((function, repr(numbers)), partial(function, **numbers), operands, place)
 
     def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
         """The same, of a function that stands for ``target``: if an operator, it may not be in what that gives."""
-        return self._written((target, function), function, operands)
+        return self._write_traced((target, function), function, operands)
 
-    def _written(
+    def _write_traced(
         self,
         name: tuple[Any, ...],
         function: Callable[..., Any],
@@ -273,7 +273,7 @@ class _Writer:
     ) -> Any:
         made = first_result(self.origin)  # what reads no tensor is traced among others, by their mode
         with nullcontext() if operands or not isinstance(made, FakeTensor) else made.fake_mode:
-            fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
+            fragment = self.decomposer.get_fragment(self.module, name, function, operands, self.constants)
         assert fragment is not None, operands
         return self.copy(fragment.module, operands, place)
 

@@ -35,7 +35,7 @@ class Pair:
         return self.data[..., 0], self.data[..., 1]
 
     @staticmethod
-    def of(real: Tensor, imaginary: Tensor) -> Pair:
+    def from_parts(real: Tensor, imaginary: Tensor) -> Pair:
         """From its parts."""
         return Pair(torch.stack([real, imaginary], -1))
 
@@ -60,7 +60,7 @@ def _transform(z: Pair, dims: Sequence[int], sign: int) -> Pair:
             _matmul_along(real, dim, cosine) - _matmul_along(imaginary, dim, sine) * sign,
             _matmul_along(imaginary, dim, cosine) + _matmul_along(real, dim, sine) * sign,
         )
-    return Pair.of(real, imaginary)
+    return Pair.from_parts(real, imaginary)
 
 
 def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
@@ -72,7 +72,7 @@ def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided:
     """``aten._fft_r2c``: all but the last of ``dim`` are transforms of complex numbers."""
     n, last = x.shape[dim[-1]], dim[-1]
     cosine, sine = _dft_matrices(n, n // 2 + 1 if onesided else n, x)
-    first = Pair.of(_matmul_along(x, last, cosine), -_matmul_along(x, last, sine))
+    first = Pair.from_parts(_matmul_along(x, last, cosine), -_matmul_along(x, last, sine))
     factor = _normalization_factor([x.shape[d] for d in dim], normalization)
     return Pair(_transform(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
 
@@ -140,9 +140,9 @@ def _stft(
     cosine, sine = (wave[left : left + count] * weights for wave in waves)
     by_cosine, by_sine = ([torch.matmul(s, wave).mT for s in stretches] for wave in (cosine, sine))
     if len(parts) == 1:
-        spectrum = Pair.of(by_cosine[0], -by_sine[0])
+        spectrum = Pair.from_parts(by_cosine[0], -by_sine[0])
     else:
-        spectrum = Pair.of(by_cosine[0] + by_sine[1], by_cosine[1] - by_sine[0])
+        spectrum = Pair.from_parts(by_cosine[0] + by_sine[1], by_cosine[1] - by_sine[0])
     return spectrum if return_complex else spectrum.data
 
 
@@ -161,7 +161,7 @@ def _stft_centered(
     if center:
         parts = x.parts if isinstance(x, Pair) else (x,)
         padded = [F.pad(p[None], (n_fft // 2, n_fft // 2), pad_mode)[0] for p in parts]
-        x = Pair.of(*padded) if isinstance(x, Pair) else padded[0]
+        x = Pair.from_parts(*padded) if isinstance(x, Pair) else padded[0]
     return _stft(x, n_fft, hop_length, win_length, window, *args, **named)
 
 

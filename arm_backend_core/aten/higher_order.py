@@ -38,7 +38,9 @@ def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor
         constants: values of placeholders that have one.
     """
     found = False
-    while inner := [made for node in module.graph.nodes if (made := _HigherOrderCall(module, node, constants)).fits]:
+    while inner := [
+        made for node in module.graph.nodes if (made := _HigherOrderCall(module, node, constants)).is_inlinable
+    ]:
         found = True
         for made in inner:
             _inline(made)
@@ -59,7 +61,7 @@ class _HigherOrderCall:
         return self.node.args[BODY[self.node.target][0] :]
 
     @property
-    def fits(self) -> bool:
+    def is_inlinable(self) -> bool:
         """Whether it is one, and its graphs are as good as their nodes in its place."""
         if self.node.target is _HIGHER.while_loop:
             return all(isinstance(x, Node) for x in self.args[2])
@@ -73,17 +75,17 @@ class _HigherOrderCall:
         made.meta["val"] = operator(*map_arg(args, lambda x: x.meta["val"]))
         return made
 
-    def rows(self, xs: Sequence[Node]) -> Iterator[list[Node]]:
+    def unstack_rows(self, xs: Sequence[Node]) -> Iterator[list[Node]]:
         """Of each tensor the first row, the second one and so on."""
         for i in range(xs[0].meta["val"].shape[0]):
             yield [self.call(aten.select.int, x, 0, i) for x in xs]
 
-    def stacked(self, rows: Sequence[Sequence[Node]]) -> list[Node]:
-        """The reverse of ``rows``."""
+    def stack_rows(self, rows: Sequence[Sequence[Node]]) -> list[Node]:
+        """The reverse of ``unstack_rows``."""
         return [self.call(aten.stack.default, list(parts)) for parts in zip(*rows, strict=True)]
 
     @cached_property
-    def rounds(self) -> int | None:
+    def trip_count(self) -> int | None:
         """How often a loop's body runs, if that depends on constants alone and is not too often to be written out."""
         condition, body, carried, captured = self.args
         known = _propagate_constants(self.module, dict(self.constants))
@@ -129,24 +131,24 @@ def _cond(inner: _HigherOrderCall) -> list[Node]:
 
 def _map(inner: _HigherOrderCall) -> list[Node]:
     body, xs, captured = inner.args
-    return inner.stacked([_inline_branch(inner.module, body, [*row, *captured]) for row in inner.rows(xs)])
+    return inner.stack_rows([_inline_branch(inner.module, body, [*row, *captured]) for row in inner.unstack_rows(xs)])
 
 
 def _scan(inner: _HigherOrderCall) -> list[Node]:
     body, carried, xs, captured = inner.args
     results = []
-    for row in inner.rows(xs):
+    for row in inner.unstack_rows(xs):
         made = _inline_branch(inner.module, body, [*carried, *row, *captured])
         carried = made[: len(carried)]
         results.append(made[len(carried) :])
-    return [*carried, *inner.stacked(results)]
+    return [*carried, *inner.stack_rows(results)]
 
 
 def _loop(inner: _HigherOrderCall) -> list[Node]:
     condition, body, carried, captured = inner.args
-    for _ in range(inner.rounds or 0):
+    for _ in range(inner.trip_count or 0):
         carried = _inline_branch(inner.module, body, [*carried, *captured])
-    if inner.rounds is not None:
+    if inner.trip_count is not None:
         return list(carried)
     loop = sum(node.target is LOOP_IN for node in inner.module.graph.nodes)  # a number that no other has
     starts = [inner.call(LOOP_IN, x, loop, place) for place, x in enumerate(carried)]

@@ -38,15 +38,15 @@ class Intervals:
         self._constants = constants
         self._known: dict[Node, Interval] = {}
 
-    def fits(self, node: Node) -> bool:
+    def fits_int32(self, node: Node) -> bool:
         """Whether int32 holds every element of ``node``'s integer result."""
-        interval = self._result(node) or (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
+        interval = self._infer_result(node) or (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
         fits = _fits_int32(interval)
         if fits or getattr(first_result(node), "dtype", None) is torch.int64:  # a narrower one wraps around
             self._known[node] = interval
         return fits
 
-    def misread(self, node: Node) -> Node | None:
+    def find_overflowing_operand(self, node: Node) -> Node | None:
         """The operand, if there is one, of which ``node`` would read other numbers in a delegate: modulo 2**32.
 
         Indices are within what they index, and conversions to narrower integers drop what is lost.
@@ -55,13 +55,13 @@ class Intervals:
         if name in ("to", "_to_copy") and kind in (torch.int32, torch.int16, torch.int8):
             return None
         read = node.args[:1] if name in ("embedding", "index", "gather", "index_select") else node.all_input_nodes
-        return next((x for x in read if isinstance(x, Node) and not _fits_int32(self._held(x))), None)
+        return next((x for x in read if isinstance(x, Node) and not _fits_int32(self._operand_interval(x))), None)
 
-    def _held(self, node: Node) -> Interval:
+    def _operand_interval(self, node: Node) -> Interval:
         """What is known of an operand's integers, else what int32 holds."""
         return self._known.get(node, node.meta.get(INTERVAL, INT32))
 
-    def _of(self, x: Any) -> Interval | None:
+    def _interval_of(self, x: Any) -> Interval | None:
         """Elements of an operand; None for floating-point and complex numbers."""
         if not isinstance(x, Node):
             return (int(x), int(x)) if isinstance(x, int) else None
@@ -79,7 +79,7 @@ class Intervals:
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
-    def _result(self, node: Node) -> Interval | None:
+    def _infer_result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""
         name, record = _name(node), find(node)
         if name == "one_hot":
@@ -92,19 +92,19 @@ class Intervals:
         if name in ("argmax", "argmin"):
             return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
-            return _scaled(self._of(node.args[0]), _count(node))
-        operands = [self._of(x) for x in _leaves(node.args)]
+            return _scaled(self._interval_of(node.args[0]), _count(node))
+        operands = [self._interval_of(x) for x in _leaves(node.args)]
         if name in ("constant_pad_nd", "pad"):
             filled = [x for x in (*node.args[2:], *node.kwargs.values()) if isinstance(x, (int, float))]
-            operands = [self._of(node.args[0]), self._of(int(filled[0]) if filled else 0)]
+            operands = [self._interval_of(node.args[0]), self._interval_of(int(filled[0]) if filled else 0)]
         elif record is not None and record.kind is Kind.SHARED:  # moves data: numbers among its arguments say where
-            operands = [self._of(x) for x in node.all_input_nodes]
+            operands = [self._interval_of(x) for x in node.all_input_nodes]
         elif name == "where":
             operands = operands[1:]
         elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha", "rounding_mode"}:
             numbers = (*_leaves(node.args), *(x for x in node.kwargs.values() if not isinstance(x, str)))
             operands = [
-                (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else self._of(x)
+                (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else self._interval_of(x)
                 for i, x in enumerate(numbers)
             ]
             if None in operands:

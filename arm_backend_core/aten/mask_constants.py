@@ -83,16 +83,16 @@ class _MaskBounder:
         if not isinstance(x, Node) or not is_float(x):
             return x
         if (x, lowest) not in self._known:
-            self._known[x, lowest] = self._bounded(x, lowest)
+            self._known[x, lowest] = self._bound(x, lowest)
         return self._known[x, lowest]
 
-    def _bounded(self, node: Node, lowest: float) -> Node:
+    def _bound(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
-            return node if self._least(node) >= lowest else self._clamped(node, lowest)
+            return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
         factor = self._factor(node)
         places = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
-        if self._masks(node, -1.0):
-            return self._clamped(node, lowest)
+        if self._is_mask_product(node, -1.0):
+            return self._insert_clamp(node, lowest)
         if 0 < factor < _MASK_FACTOR:
             places, lowest = (0, 1), lowest / factor
         added = node.target in (aten.add.Tensor, aten.sub.Tensor)
@@ -100,10 +100,12 @@ class _MaskBounder:
             places = tuple(
                 place for place in places if isinstance(x := node.args[place], Node) and not self._is_number(x)
             )
-        arguments = [self(x, lowest + added * self._most(x)) if i in places else x for i, x in enumerate(node.args)]
+        arguments = [
+            self(x, lowest + added * self._negative_maximum(x)) if i in places else x for i, x in enumerate(node.args)
+        ]
         subtracted = node.args[1] if node.target is aten.sub.Tensor else None
-        if isinstance(subtracted, Node) and self._masks(subtracted, 1.0):
-            arguments[1] = self._clamped(subtracted, -lowest)
+        if isinstance(subtracted, Node) and self._is_mask_product(subtracted, 1.0):
+            arguments[1] = self._insert_clamp(subtracted, -lowest)
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
         with self._graph.inserting_after(node):
@@ -118,16 +120,16 @@ class _MaskBounder:
             return 0.0
         operands: tuple[Any, ...] = node.args[divides:]
         known = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
-        numbers = [self._least(x) if isinstance(x, Node) else float(x) for x in known[:1]]
+        numbers = [self._minimum(x) if isinstance(x, Node) else float(x) for x in known[:1]]
         number = numbers[0] if numbers else 0.0
         return 1 / number if divides and number else number
 
-    def _masks(self, node: Node, sign: float) -> bool:
+    def _is_mask_product(self, node: Node, sign: float) -> bool:
         """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
         factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
-        return factor >= _MASK_FACTOR and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
+        return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
-    def _is_of_bits(self, node: Node, factor: float) -> bool:
+    def _is_binary(self, node: Node, factor: float) -> bool:
         """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
         while node not in self._constants and is_float(node) and node.op == "call_function":
             plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
@@ -137,7 +139,7 @@ class _MaskBounder:
             (node,) = others
         return node in self._constants or not is_float(node) or factor >= MASK_THRESHOLD
 
-    def _most(self, x: Any) -> float:
+    def _negative_maximum(self, x: Any) -> float:
         """The largest element of a constant where it is below 0, else 0."""
         value = self._constants.value(x) if isinstance(x, Node) and x in self._constants else torch.zeros(1)
         most = float(value.max()) if value.numel() else 0.0
@@ -146,14 +148,14 @@ class _MaskBounder:
     def _is_number(self, x: Any) -> bool:
         return x in self._constants and x.meta["val"].numel() == 1
 
-    def _clamped(self, node: Node, bound: float) -> Node:
+    def _insert_clamp(self, node: Node, bound: float) -> Node:
         bounds = (bound,) if bound < 0 else (None, bound)
         with self._graph.inserting_after(node):
             clamp = self._graph.call_function(aten.clamp.default, (node, *bounds))
         clamp.meta = dict(node.meta)
         return clamp
 
-    def _least(self, node: Node) -> float:
+    def _minimum(self, node: Node) -> float:
         """The smallest value of a constant."""
         value = self._constants.value(node)
         return float(value.min()) if value.numel() else 0.0

@@ -143,7 +143,7 @@ class Payload:
     vela: VelaFigures | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
-    def told(self) -> list[CompileSpec]:
+    def extra_compile_specs(self) -> list[CompileSpec]:
         """Compile specs of what the payload does not tell, its checksum first. Runtimes pass over unknown keys."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 

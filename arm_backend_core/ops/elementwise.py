@@ -38,7 +38,9 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     if factor == 0:
         raise Unsupported("alpha=0 makes its second operand count for nothing; leave the operator out")
     known = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
-    if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any():  # as of a mask
+    if (
+        isinstance(x, Tensor) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not known.any()
+    ):  # as of a mask
         return x.value
     right = cx.integer(y)
     pair = cx.integer(x), right.with_scale(right.scale * abs(factor))

@@ -135,7 +135,7 @@ class Annotator:
             self._annotate_shared(node)
             return
         regions = self.regions
-        if not (node in regions.chain_base or node in regions.readers or regions.has_integer_rule(node)):
+        if not (node in regions.chain_base or node in regions.merged_consumers or regions.has_integer_rule(node)):
             return  # stays in floating point: an integer-only target will say why
         inputs: dict[Node, QuantizationSpecBase | None] = {
             source: self._input_spec(node, source) for source in regions.operands(node) if source not in regions.fused
@@ -199,7 +199,7 @@ class Annotator:
         origin = self._origin(source)
         if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
             return self._output_spec(origin)
-        reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
+        reads_wide = self.regions.benefits_from_int16(node) or (node in wide and record.kind is Kind.SHARED)
         if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
             return config.inner
         return config.activation

@@ -95,7 +95,7 @@ class LoopRolling:
 
     steps: int | Literal["auto"] | None = "auto"
 
-    def looped(
+    def roll_loops(
         self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
     ) -> ExportedProgram:
         """The program with loops; itself where it has none."""
@@ -135,19 +135,19 @@ class _ChunkCompiler:
     """Compiles chunks of steps, for one target."""
 
     def __init__(self, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate]) -> None:
-        self._spec, self._keep = spec, keep_on_cpu
+        self._spec, self._keep_on_cpu = spec, keep_on_cpu
         #: How many there are.
         self.loops = 0
 
-    def name(self) -> str:
+    def next_name(self) -> str:
         """That of the next loop."""
         return f"arm_loop{self.loops}"
 
-    def compiled(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
+    def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
         """The call of the delegate that a chunk is; None where it is not one."""
         log = events.current()
         with events.record() as tried:
-            body = delegate(chunk, self._spec, keep_on_cpu=self._keep, name=self.name()).graph_module
+            body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
         outside = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
         if outside != [executorch_call_delegate]:
             return None
@@ -162,14 +162,14 @@ class _ChunkCompiler:
 
 def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
     """Put a loop in place of the steps, but where one call computes all, or a chunk cannot be delegated."""
-    total, name = len(layer.steps), compiler.name()
+    total, name = len(layer.steps), compiler.next_name()
     starts = _initial_states(program, layer) if count < total else None
     if starts is None:
         return
     calls = -(-total // count)
     last = set(starts) if calls * count == total else set()
-    given = list(dict.fromkeys(x.port for x in layer.results if x.step < total - 1 or x.port not in last))
-    body = compiler.compiled(_Chunk(layer, program, count).written(given), calls)
+    given = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in last))
+    body = compiler.compile_chunk(_Chunk(layer, program, count).build(given), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
         _insert_loop(program, layer, name, starts, given, last, count)
@@ -193,7 +193,7 @@ def _bypass_stacks(graph: Graph) -> None:
                 root, casts = strip_casts(cast(Node, node.args[0]))
                 along, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                kept = {each.numbers for each in strip_casts(part)[1][-1:]} == {each.numbers for each in casts}
+                kept = {each.args for each in strip_casts(part)[1][-1:]} == {each.args for each in casts}
                 if kept and TIMESTEP_SLOT not in node.meta and along % rank == dim % rank:
                     node.replace_all_uses_with(part)
     eliminate_dead_code(graph)
@@ -208,7 +208,7 @@ class _Writer:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._made: dict[tuple[Node, Cast], Node] = {}
+        self._casts: dict[tuple[Node, Cast], Node] = {}
 
     def call(self, target: Any, *args: Any, like: Node) -> Node:
         """One more node, in no place of the steps; it comes from where ``like`` does."""
@@ -219,16 +219,16 @@ class _Writer:
     def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
         """``node`` with casts behind it."""
         for each in casts:
-            if (node, each) not in self._made:
-                self._made[node, each] = self.call(each.target, node, *each.numbers, like=node)
-            node = self._made[node, each]
+            if (node, each) not in self._casts:
+                self._casts[node, each] = self.call(each.target, node, *each.args, like=node)
+            node = self._casts[node, each]
         return node
 
-    def handed_on(self, node: Node, port: Port) -> Node:
+    def to_port_type(self, node: Node, port: Port) -> Node:
         """The result of a port's operator as it is handed on."""
         return self.cast(node, [port.cast] if port.cast else [])
 
-    def real(self, node: Node, port: Port) -> Node:
+    def to_real(self, node: Node, port: Port) -> Node:
         """The reverse: what is handed on as real numbers."""
         return self.cast(node, [port.cast.reverse] if port.cast else [])
 
@@ -241,19 +241,19 @@ class _Chunk(_Writer):
         self._layer, self._program, self._count = layer, program, count
         self._constants: dict[Node, Node] = {}
 
-    def written(self, given: Iterable[Port]) -> ExportedProgram:
+    def build(self, given: Iterable[Port]) -> ExportedProgram:
         """Takes states and slices [count, ...], gives states and ``given`` [count, ...]."""
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
         held: dict[Node, InputSpec] = {}
-        needed = self._needed()
+        needed = self._needed_constants()
         for node in needed:
             if node.op == "placeholder":
                 self._constants[node] = self._input(node.name, node.meta["val"], node)
                 held[self._constants[node]] = specs[node.name]
         template = self._layer.steps[1]
         self._states = {
-            port: self._input(f"state_{i}", self._layer.value(port), template[port.place])
-            for i, port in enumerate(self._layer.start)
+            port: self._input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
+            for i, port in enumerate(self._layer.initial_states)
         }
         self._slices = [
             self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
@@ -265,10 +265,10 @@ class _Chunk(_Writer):
         rows: list[Step] = []
         for k in range(self._count):
             rows.append(self._step(k, rows[-1] if rows else {}))
-        results = [self.handed_on(rows[-1][port.place], port) for port in self._states]
+        results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
         for port in given:
-            parts = [self.real(self.handed_on(row[port.place], port), port) for row in rows]
-            results.append(self.handed_on(self.call(aten.stack.default, parts, like=parts[0]), port))
+            parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
+            results.append(self.to_port_type(self.call(aten.stack.default, parts, like=parts[0]), port))
         self.graph.output(tuple(results))
         return build_program(self._program, self.graph, held)
 
@@ -277,7 +277,7 @@ class _Chunk(_Writer):
         node.meta = _meta(like, value)
         return node
 
-    def _needed(self) -> list[Node]:
+    def _needed_constants(self) -> list[Node]:
         """What the steps read that is constant, in program order: placeholders come first."""
         pending = [x for node in self._layer.steps[1].values() for x in node.all_input_nodes]
         found = set[Node]()
@@ -301,12 +301,12 @@ class _Chunk(_Writer):
         return step
 
     def _operand(self, read: Any, k: int, step: Step, before: Step) -> Any:
-        if isinstance(read, StepValue) and read.back and not before:
-            return self.cast(self._states[Port.of(read.place, read.casts)], read.casts[1:])
+        if isinstance(read, StepValue) and read.steps_back and not before:
+            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
         if isinstance(read, StepValue):
-            return self.cast((before if read.back else step)[read.place], read.casts)
+            return self.cast((before if read.steps_back else step)[read.slot], read.casts)
         if isinstance(read, Slice):
-            x = self.cast(self._slices[self._layer.sequence(read)], read.before)
+            x = self.cast(self._slices[self._layer.sequence_index(read)], read.before)
             x = self.call(aten.select.int, x, 0, k, like=x)
             for cut in read.cuts:
                 x = self.call(aten.slice.Tensor, x, *cut, like=x)
@@ -332,16 +332,16 @@ def _insert_loop(
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
         writer = _Writer(graph)
-        states = [_state_node(program, f"{name}_state", x, layer.value(port)) for port, x in starts.items()]
+        states = [_state_node(program, f"{name}_state", x, layer.port_meta(port)) for port, x in starts.items()]
         slices = [_chunked_sequence(writer, total, *of, count) for of in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
-        values = [layer.value(port) for port in starts]
-        values += [layer.value(port).new_empty([calls, count, *layer.value(port).shape]) for port in given]
+        values = [layer.port_meta(port) for port in starts]
+        values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in given]
         scan.meta = {**_meta(first[0], values), DELEGATE_LOOP: True}
         picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for pick, port, value in zip(picks, (*starts, *given), values, strict=True):
-            pick.meta = _meta(layer.steps[1][port.place], value)
+            pick.meta = _meta(layer.steps[1][port.slot], value)
         ends = {port: pick for port, pick in zip(starts, picks, strict=False) if port in last}
         rows = zip(given, picks[len(starts) :], strict=True)
         _replace_step_outputs(
@@ -360,12 +360,12 @@ def _initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port
         return values[node]
 
     found: dict[Port, Node | Tensor] = {}
-    for port, read in layer.start.items():
+    for port, read in layer.initial_states.items():
         found[port] = read[0]
         if read[0] in layer.constants:
             real = value(read[0])
-            made = found[port] = real if port.cast is None else port.cast.target(real, *port.cast.numbers)
-            back = made if port.cast is None else port.cast.reverse.target(made, *port.cast.numbers)
+            made = found[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
+            back = made if port.cast is None else port.cast.reverse.target(made, *port.cast.args)
             if not all(torch.equal(back, value(each)) for each in read):
                 return None
     return found
@@ -401,7 +401,7 @@ def _chunked_sequence(writer: _Writer, total: int, read: Slice, first: int, stri
 
 def _output_sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
     """What a port hands out in every step, in their order, as real numbers."""
-    x = writer.real(pick, port)
+    x = writer.to_real(pick, port)
     calls, count, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
     return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
@@ -411,8 +411,8 @@ def _replace_step_outputs(
     writer: _Writer, layer: UnrolledLayer, sequences: dict[Port, Node], last: dict[Port, Node]
 ) -> None:
     """Have what read results of steps read those of the loop."""
-    by_node = {result.node: result for result in layer.results}
-    readers = dict.fromkeys(user for result in layer.results for user in layer.outside(result.node))
+    by_node = {result.node: result for result in layer.outputs}
+    readers = dict.fromkeys(user for result in layer.outputs for user in layer.external_readers(result.node))
     for stack in [user for user in readers if user.target is aten.stack.default]:
         parts = [by_node.get(x) for x in cast(list[Node], stack.args[0])]
         whole = _match_whole_sequence(parts, len(layer.steps))
@@ -424,8 +424,8 @@ def _replace_step_outputs(
             order = [*range(1, dim + 1), 0, *range(dim + 1, x.meta["val"].dim())]
             stack.replace_all_uses_with(writer.call(aten.permute.default, x, order, like=stack) if dim else x)
             writer.graph.erase_node(stack)
-    for result in layer.results:
-        left = layer.outside(result.node)
+    for result in layer.outputs:
+        left = layer.external_readers(result.node)
         if not left:
             continue
         if result.step == len(layer.steps) - 1 and result.port in last:
@@ -433,7 +433,7 @@ def _replace_step_outputs(
         else:
             whole_sequence = sequences[result.port]
             x = writer.call(aten.select.int, whole_sequence, 0, result.step, like=whole_sequence)
-            x = writer.cast(writer.handed_on(x, result.port), result.casts[1:])
+            x = writer.cast(writer.to_port_type(x, result.port), result.casts[1:])
         for reader in left:
             reader.replace_input_with(result.node, x)
 

@@ -31,24 +31,26 @@ class Cast(NamedTuple):
     """A quantize or dequantize node without its operand."""
 
     target: Any
-    numbers: tuple[Any, ...]
+    args: tuple[Any, ...]
 
     @classmethod
-    def of(cls, node: Node) -> Cast:
+    def from_node(cls, node: Node) -> Cast:
         """That of a node."""
         return cls(node.target, node.args[1:])
 
     @property
     def reverse(self) -> Cast:
         """The dequantize to a quantize, and the quantize to a dequantize."""
-        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.numbers)
+        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
 class StepValue(NamedTuple):
-    """What the operator at a place gives, with the casts behind it: in the same step, or that many steps ``back``."""
+    """What the operator at a place gives, with the casts behind it: in the same step, or that many steps
+    ``steps_back``.
+    """
 
-    back: int
-    place: int
+    steps_back: int
+    slot: int
     casts: tuple[Cast, ...]
 
 
@@ -79,12 +81,12 @@ class Constant(NamedTuple):
 class Port(NamedTuple):
     """What is handed on, to the next call or out of the loop: the integers of a place; real numbers without a cast."""
 
-    place: int
+    slot: int
     cast: Cast | None
 
     @classmethod
     def of(cls, place: int, casts: Sequence[Cast]) -> Port:
-        """Of a value with casts behind the operator at ``place``."""
+        """Of a value with casts behind the operator at ``slot``."""
         return cls(place, casts[0] if casts else None)
 
 
@@ -92,14 +94,14 @@ def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
     """The operator that a value comes from, and the casts behind that of all numbers alike."""
     casts: list[Cast] = []
     while (is_quantize(node) or is_dequantize(node)) and len(node.all_input_nodes) == 1 and not node.kwargs:
-        casts.insert(0, Cast.of(node))
+        casts.insert(0, Cast.from_node(node))
         node = node.all_input_nodes[0]
     return node, tuple(casts)
 
 
 def _casts_are_exact(casts: Sequence[Cast], source: Any) -> bool:
     """Whether casts behind what only moves ``source`` change none of its numbers."""
-    return not casts or (is_dequantize(source) and {each.numbers for each in casts} == {Cast.of(source).numbers})
+    return not casts or (is_dequantize(source) and {each.args for each in casts} == {Cast.from_node(source).args})
 
 
 def shape_of(node: Any) -> torch.Size:
@@ -131,10 +133,10 @@ class UnrolledLayer:
     Attributes:
         steps: operators by place.
         reads: of each place what the operator reads, the same in every step but the first.
-        start: what the first step reads in place of what the step before hands on, wherever that is read: the same, or
-            constants, as real numbers.
+        initial_states: what the first step reads in place of what the step before hands on, wherever that is read: the
+            same, or constants, as real numbers.
         constants: nodes of the program that compute from constants alone.
-        results: what is read outside.
+        outputs: what is read outside.
 
     Raises:
         _Irregular: they are no loop.
@@ -144,8 +146,8 @@ class UnrolledLayer:
         self.steps, self.constants = steps, constants
         self._members = {node: (k, place) for k, step in enumerate(steps) for place, node in step.items()}
         self.reads, second = self._operands(1)
-        self.start: dict[Port, list[Node]] = {}
-        self._first = self._begin()
+        self.initial_states: dict[Port, list[Node]] = {}
+        self._first = self._match_first_step()
         self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
         if len(self._first) != len(second) or set(self._strides) - {1, -1}:
             raise _NotALoop("its slices are not one behind the other")
@@ -154,7 +156,7 @@ class UnrolledLayer:
             wanted = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
             if reads != self.reads or indices != wanted:
                 raise _NotALoop(f"step {k} is another one")
-        self.results = list(self._results())
+        self.outputs = list(self._find_outputs())
 
     def _operands(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
         """What the operators of a step read, and which of the slices."""
@@ -192,11 +194,11 @@ class UnrolledLayer:
             begin, end, _ = slice(*cast(Any, part.args[2:])).indices(shape_of(part.args[0])[along])
             cuts.insert(0, (along - (along > dim), begin, end))
             source = cast(Node, part.args[0])
-        before = (Cast.of(source),) if is_dequantize(source) else ()
+        before = (Cast.from_node(source),) if is_dequantize(source) else ()
         origin = source.all_input_nodes[0] if before else source
         return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, casts)
 
-    def _begin(self) -> list[int]:
+    def _match_first_step(self) -> list[int]:
         """Look at the first step, which may compute with zeros where others read a state."""
         indices: list[int] = []
         for place, node in self.steps[0].items():
@@ -205,29 +207,29 @@ class UnrolledLayer:
             if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
                 raise _NotALoop("its first step is another one")
             for leaf, read in zip(given, wanted, strict=True):
-                if isinstance(read, StepValue) and read.back:
-                    self._add_start(read, leaf)
+                if isinstance(read, StepValue) and read.steps_back:
+                    self._add_initial_state(read, leaf)
                 elif isinstance(read, StepValue) and leaf in self.constants:
-                    assert strip_casts(leaf)[0] is self.steps[0][read.place], leaf
+                    assert strip_casts(leaf)[0] is self.steps[0][read.slot], leaf
                 elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
                     raise _NotALoop("its first step is another one")
         return indices
 
-    def _add_start(self, read: StepValue, leaf: Any) -> None:
+    def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
         root, casts = strip_casts(leaf)
-        port, count = Port.of(read.place, read.casts), len(read.casts)
+        port, count = Port.of(read.slot, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
                 raise _NotALoop("its first state is rounded in another way")
             for _ in read.casts[1:]:
                 leaf = leaf.args[0]
-        known = self.start.setdefault(port, [])
+        known = self.initial_states.setdefault(port, [])
         known.append(leaf)
         told = [None if each in self.constants else strip_casts(each) for each in known]
         if told.count(told[0]) < len(told):
             raise _NotALoop("its first step reads two states for one")
 
-    def _results(self) -> Iterator[StepOutput]:
+    def _find_outputs(self) -> Iterator[StepOutput]:
         """Nodes of steps that others read."""
         for member, (k, place) in self._members.items():
             inside = [member]
@@ -251,16 +253,16 @@ class UnrolledLayer:
         plain = read._replace(number=0, cuts=(), casts=())
         return plain, self._first[read.number], self._strides[read.number]
 
-    def sequence(self, read: Slice) -> int:
+    def sequence_index(self, read: Slice) -> int:
         """The number of the sequence that a slice is of."""
         return self.sequences.index(self._sequence(read))
 
-    def value(self, port: Port) -> torch.Tensor:
+    def port_meta(self, port: Port) -> torch.Tensor:
         """Shape and type of what is handed on, without numbers."""
-        made: torch.Tensor = self.steps[1][port.place].meta["val"]
-        return made if port.cast is None else port.cast.target(made, *port.cast.numbers)
+        made: torch.Tensor = self.steps[1][port.slot].meta["val"]
+        return made if port.cast is None else port.cast.target(made, *port.cast.args)
 
-    def outside(self, node: Node) -> list[Node]:
+    def external_readers(self, node: Node) -> list[Node]:
         """What reads a node of a step and is in none."""
         return [user for user in node.users if strip_casts(user)[0] not in self._members]
 

@@ -104,7 +104,7 @@ def taps(
     spec = partitioner.compile_spec
     with events.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
-        parts = {part.name: part for part in selection.parts()}
+        parts = {part.name: part for part in selection.partitions()}
         extended = {name: _extended(part, selection, names) for name, part in parts.items()}
         graphs = dict(zip(extended, selection.graphs(extended.values()), strict=True))
     found, notes = [], []
@@ -122,7 +122,8 @@ def taps(
             notes.append(f"layers of '{record.name}' are PyTorch's: {type(error).__name__}: {error}")
             continue
         entries = tuple(
-            (node.name, selection.walk.entry(node)[1]) if node.name in names else None for node in part.inputs
+            (node.name, selection.lowering.boundary_value(node)[1]) if node.name in names else None
+            for node in part.inputs
         )
         results = tuple(node.name if node.name in names else None for node in part.outputs)
         kinds = tuple((value.dtype.value, value.shape) for value in graph.inputs)
@@ -139,8 +140,8 @@ def _extended(part: Partition, selection: Selection, names: frozenset[str]) -> P
 
 def _can_leave(node: Node, selection: Selection) -> bool:
     """Whether a node's result is a tensor of the graph: integers that it is quantized to, or real numbers."""
-    result = selection.walk.results.get(node)
-    if not isinstance(result, Lowered) or result.value.data is not None or selection.walk.is_internal(node):
+    result = selection.lowering.results.get(node)
+    if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
         return False
     return is_quantize(node) or (is_float(node) and not is_dequantize(node) and result.value.dtype.is_float)
 
