@@ -1,4 +1,4 @@
-"""The whole delegation: which nodes a target can run, lowered to TOSA, compiled, put back as delegates."""
+"""Delegation: select nodes, lower them to TOSA, compile them, and insert the delegates into the program."""
 
 from __future__ import annotations
 
@@ -63,17 +63,21 @@ def delegate(
     require_full_delegation: bool = False,
     name: str = "arm",
 ) -> ExportedProgram:
-    """Compile every part of an ATen program that the target can run.
+    """Compile every partition of an ATen program that the target can run.
 
     Args:
-        program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is left as it is.
+        program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is not changed.
         spec: the target and how to compile for it.
-        keep_on_cpu: nodes for which one of these holds are not delegated.
+        keep_on_cpu: predicates; a node for which one holds is not delegated.
         require_full_delegation: raise if any operator but boundary casts stays on the CPU.
-        name: what the delegates are called, with a number.
+        name: prefix of the delegates' names; a number follows.
+
+    Returns:
+        A new program that calls the delegates.
 
     Raises:
-        FullDelegationError: as asked for by ``require_full_delegation``.
+        FullDelegationError: ``require_full_delegation`` is set and an operator stays on the CPU.
+        ModelError: the model cannot be exported.
         CompileError: Vela or the model converter failed.
     """
     program = copy_program(program)
@@ -90,23 +94,26 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
-    parts = selection.partitions(name)
-    _set_debug_handles(parts)
-    graphs = selection.graphs(parts)
+    partitions = selection.partitions(name)
+    _set_debug_handles(partitions)
+    graphs = selection.graphs(partitions)
     insert_delegates(
         program,
-        [_compile_partition(part, graph, spec, selection.lowering) for part, graph in zip(parts, graphs, strict=True)],
+        [
+            _compile_partition(part, graph, spec, selection.lowering)
+            for part, graph in zip(partitions, graphs, strict=True)
+        ],
     )
     return program
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Functional, and decomposed where there is no record."""
+    """Functionalize the program and decompose composite operators without a record."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
-    computed = compute_constant_outputs(program)
-    if decompose(program.graph_module, constants_of(program)) or computed:
+    has_constant_outputs = compute_constant_outputs(program)
+    if decompose(program.graph_module, constants_of(program)) or has_constant_outputs:
         lift_constants(program)
     reduce_ranks(program.graph_module)
     drop_assertions(program)
@@ -117,83 +124,99 @@ def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram
     return program
 
 
-def _compile_partition(part: Partition, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> CompiledPartition:
-    """Optimize a part's graph and compile it."""
+def _compile_partition(
+    partition: Partition, graph: Graph, spec: ArmCompileSpec, lowering: Lowering
+) -> CompiledPartition:
+    """Optimize the graph of a partition and compile it.
+
+    Raises:
+        CompileError: a pass failed, or the backend's compiler did.
+    """
     results = [value.dtype for value in graph.outputs]
     try:
         passes.run(graph, spec.target, chooser(spec))
-        assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
+        assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
-        what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
-        raise CompileError(compiler_fault(what, error).reason, delegate=part.name) from error
+        message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"
+        raise CompileError(compiler_fault(message, error).reason, delegate=partition.name) from error
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
-    payload, spec = _compile_payload(part, graph, flatbuffer, spec)
-    artifacts.dump_artifacts(spec, part.name, flatbuffer, payload, graph)
-    told = payload.extra_compile_specs()
+    payload, spec = _compile_payload(partition, graph, flatbuffer, spec)
+    artifacts.dump_artifacts(spec, partition.name, flatbuffer, payload, graph)
+    extra_specs = payload.extra_compile_specs()
     record = events.Delegate(
-        name=part.name,
+        name=partition.name,
         backend=spec.backend_id,
-        operators=tuple(operator_name(node) for node in part.nodes),
+        operators=tuple(operator_name(node) for node in partition.nodes),
         tosa_operators=tuple(op.kind for op in graph.walk()),
         tosa=flatbuffer,
         payload_bytes=len(payload.data),
-        checksum=told[0].value,
+        checksum=extra_specs[0].value,
         vela=payload.vela,
         inputs=tuple(
-            _boundary_tensor(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)
+            _boundary_tensor(node, value, lowering) for node, value in zip(partition.inputs, graph.inputs, strict=True)
         ),
         outputs=tuple(
-            _boundary_tensor(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)
+            _boundary_tensor(node, value, lowering)
+            for node, value in zip(partition.outputs, graph.outputs, strict=True)
         ),
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
-        handles=_debug_handles_by_operator(part, graph),
+        handles=_debug_handles_by_operator(partition, graph),
     )
     events.current().delegates.append(record)
     inputs = [
-        (walk.boundary_value(node)[1], value.dtype) for node, value in zip(part.inputs, graph.inputs, strict=True)
+        (lowering.boundary_value(node)[1], value.dtype)
+        for node, value in zip(partition.inputs, graph.inputs, strict=True)
     ]
     execute = _make_executor(flatbuffer, inputs, results)
-    meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
-    return CompiledPartition(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
+    metadata = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
+    return CompiledPartition(
+        partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, metadata
+    )
 
 
-def _set_debug_handles(parts: Sequence[Partition]) -> None:
-    """What ExecuTorch knows nodes inside of delegates by."""
-    for node in (node for part in parts for node in part.nodes):
+def _set_debug_handles(partitions: Sequence[Partition]) -> None:
+    """Set the metadata by which ExecuTorch identifies nodes inside delegates."""
+    for node in (node for partition in partitions for node in partition.nodes):
         if (handle := debug_handle_of(node)) is not None:
             node.meta["debug_handle"] = handle
 
 
-def _debug_handles_by_operator(part: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Debug handles by TOSA operator: its number is what a runtime calls it by, for a compiled delegate too."""
-    known = {node.name: handle for node in part.nodes if (handle := debug_handle_of(node)) is not None}
-    return tuple(tuple(sorted({known[o.node] for o in op.origins if o.node in known})) for op in graph.walk())
+def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Debug handles of each TOSA operator. A runtime identifies the operator by its index, when compiled too."""
+    handles = {node.name: handle for node in partition.nodes if (handle := debug_handle_of(node)) is not None}
+    return tuple(tuple(sorted({handles[o.node] for o in op.origins if o.node in handles})) for op in graph.walk())
 
 
 def _compile_payload(
-    part: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
+    partition: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
 ) -> tuple[Payload, ArmCompileSpec]:
     def locate(text: str) -> tuple[str, str] | None:
-        """The ATen operator behind a TOSA operator that a tool's message names."""
+        """The ATen operator and source line of a TOSA operator that a tool's message names."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source
         return None
 
-    read = graph.users().keys() | set(graph.outputs)
-    unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
+    used = graph.users().keys() | set(graph.outputs)
+    unused_inputs = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in used}
     inputs, results = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     try:
         return compile_best(
-            spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, inputs=inputs, results=results
+            spec,
+            flatbuffer,
+            delegate=partition.name,
+            locate=locate,
+            unread=unused_inputs,
+            inputs=inputs,
+            results=results,
         )
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.with_location(origin.operator, origin.source) from error
 
 
-def _boundary_tensor(node: Node, value: Value, walk: Lowering) -> events.Io:
-    q = walk.node_qparams(node) if is_quantize(node) else None
+def _boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.Io:
+    q = lowering.node_qparams(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
     return events.Io(value.name, value.dtype.value, value.shape, scale, zero_point)
 
@@ -204,18 +227,18 @@ def _make_executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], re
             _to_array(tensor.detach().cpu().permute(order).contiguous(), dtype)
             for tensor, (order, dtype) in zip(tensors, inputs, strict=True)
         ]
-        return [_to_tensor(*made) for made in zip(reference.run(flatbuffer, arrays), results, strict=True)]
+        return [_to_tensor(*result) for result in zip(reference.run(flatbuffer, arrays), results, strict=True)]
 
     return execute
 
 
-#: Types that numpy lacks: integers with their bits stand for them.
+#: Types that numpy lacks; their bits are passed as integers.
 _BIT_TYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 _TYPES = {dtype_of(kind): kind for kind in _BIT_TYPES}
 
 
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
-    if tensor.dtype is torch.bool and dtype is DType.INT8:  # on hardware without booleans
+    if tensor.dtype is torch.bool and dtype is DType.INT8:  # hardware without booleans takes int8
         tensor = tensor.char()
     return np.asarray(tensor.view(_BIT_TYPES.get(tensor.dtype, tensor.dtype)).numpy())
 

@@ -2,9 +2,9 @@
 
 A quantize/dequantize pair becomes quantization parameters of the operators between the two nodes.
 
-Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and its readers
-read a new graph input instead. The walk therefore shows which nodes a target can run. The graph of each delegate is a
-subgraph of the program's graph.
+Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and its
+readers read a new graph input instead. The walk therefore shows which nodes a target can run. The graph of each
+delegate is a subgraph of the program's graph.
 """
 
 from __future__ import annotations
@@ -157,15 +157,11 @@ class Lowering:
             raise compiler_fault(
                 f"{operator_name(node)} was lowered to {len(results)} results in place of {len(expected)}"
             )
-        for item, expected_meta in zip(results, expected, strict=True):
-            if (
-                isinstance(expected_meta, torch.Tensor)
-                and not isinstance(item, Unsupported)
-                and not _matches_meta(item, expected_meta)
-            ):
+        for item, fake in zip(results, expected, strict=True):
+            if isinstance(fake, torch.Tensor) and not isinstance(item, Unsupported) and not _matches_meta(item, fake):
                 actual = f"{item.base.value if isinstance(item, Univariate) else item.value}"
                 raise compiler_fault(
-                    f"{operator_name(node)} was lowered to {actual} in place of {expected_meta.dtype}{list(expected_meta.shape)}"
+                    f"{operator_name(node)} was lowered to {actual} in place of {fake.dtype}{list(fake.shape)}"
                 )
         return result
 
@@ -358,7 +354,7 @@ class Lowering:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:
             raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
-        # Bit-exact to PyTorch: multiply, round (CAST rounds to nearest, ties to even), and only then add the zero point.
+        # Bit-exact to PyTorch: multiply, round (CAST rounds to nearest even), and only then add the zero point.
         # A float32 sum before rounding would itself be rounded.
         b = self.builder
         scaled = b.clamp(
@@ -438,8 +434,8 @@ def _tensors(result: Any, q: QParams | None) -> Result:
 def _constant(name: str, value: Any) -> Any:
     """Convert a constant, or a sequence of constants, to operands; ``name`` is for the error.
 
-    float64 becomes FP32 and int64 is clamped to int32. A type that TOSA lacks becomes a placeholder of booleans, because
-    no operator reads it.
+    float64 becomes FP32 and int64 is clamped to int32. A type that TOSA lacks becomes a placeholder of booleans,
+    because no operator reads it.
     """
     if isinstance(value, (list, tuple)):
         return [_constant(name, item) for item in value]
