@@ -278,7 +278,7 @@ class Univariate:
     def oscillates(self) -> bool:
         """Whether it is a sine or cosine of int16 with too many periods for the TABLE's linear interpolation.
 
-        The TABLE of a further function of it would miss its extrema.
+        A further function of it is then computed from its int16 value and not from its base.
         """
         q = self.base.q
         return (

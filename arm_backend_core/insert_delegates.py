@@ -1,4 +1,4 @@
-"""Delegates put into an ExportedProgram in place of the nodes that they compute, all of them in one go."""
+"""Delegate insertion: replace partitions of an ExportedProgram by delegate calls, all in one pass."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class Partition:
     """Nodes that become one delegate.
 
     Attributes:
-        name: of the delegate.
-        nodes: in program order.
-        inputs: what they read of others and is not constant, in program order, a quantized input where the input is.
+        name: name of the delegate.
+        nodes: the nodes, in program order.
+        inputs: non-constant nodes outside that they read, in program order. A quantized input counts at the position of
+            the input itself.
         constants: placeholders of parameters, buffers and constants that they read.
-        outputs: those that others read, in program order.
+        outputs: the nodes that others read, in program order.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Partition:
     def from_nodes(
         name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]
     ) -> Partition:
-        """The part that ``nodes`` are; ``position`` orders nodes as the program does."""
+        """Build the partition of ``nodes``; ``position`` returns a node's index in the program."""
         members = set(nodes)
         read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
         sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
@@ -53,7 +54,16 @@ class Partition:
 
 @dataclass(frozen=True)
 class CompiledPartition:
-    """What a part was compiled to; ``execute`` computes it in Python, ``meta`` is kept with the delegate."""
+    """A compiled partition.
+
+    Attributes:
+        partition: the partition.
+        backend_id: ExecuTorch's id of the backend.
+        payload: the bytes that the backend's runtime loads.
+        compile_specs: compile specs stored with the delegate.
+        execute: computes the partition in Python.
+        meta: metadata of the lowered module.
+    """
 
     partition: Partition
     backend_id: str
@@ -64,40 +74,40 @@ class CompiledPartition:
 
 
 def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledPartition]) -> None:
-    """Put ``delegates`` into the program, and take out the nodes and the constants that nothing else reads."""
+    """Insert ``delegates`` into the program; remove the nodes that they replace, and constants that become unused."""
     if not delegates:
         return
-    joints = _BoundaryCasts()
-    modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
+    casts = _BoundaryCasts()
+    modules = [_lowered_module(program, delegate) for delegate in delegates]  # before the nodes are replaced
     for delegate, module in zip(delegates, modules, strict=True):
-        _insert_call(program, delegate.partition, module, joints)
+        _insert_call(program, delegate.partition, module, casts)
     for delegate in delegates:
         for node in reversed(delegate.partition.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
-    eliminate_dead_code(program.graph)  # casts back to int64 that only delegates would have read
+    eliminate_dead_code(program.graph)  # casts back to int64 that only delegates read
     eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.partition.constants})
     program.graph_module.recompile()
 
 
 class _BoundaryCasts:
-    """Nodes on the CPU that bring a tensor across a boundary, one for each tensor however many delegates read it."""
+    """CPU nodes that carry tensors across delegate boundaries; one for each tensor, shared by all delegates."""
 
     def __init__(self) -> None:
         self._converted: dict[Node, Node] = {}
 
     def convert_input(self, source: Node) -> Node:
-        """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
+        """Convert ``source`` to a delegate's input: int64 to int32, laid out in memory as ``boundary_order`` says."""
         if source not in self._converted:
-            wide = source.meta["val"].dtype is torch.int64
-            self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if wide else source)
+            is_int64 = source.meta["val"].dtype is torch.int64
+            self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if is_int64 else source)
         return self._converted[source]
 
     def replace_output(self, pick: Node, node: Node) -> None:
-        """Have ``pick``, a delegate's result, read in place of ``node``: as int64 where that was its type."""
+        """Replace ``node`` by ``pick``, a delegate's result, cast back to ``node``'s type (int64)."""
         self._converted[node] = pick
-        wanted = node.meta["val"].dtype
-        node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
+        dtype = node.meta["val"].dtype
+        node.replace_all_uses_with(pick if dtype is pick.meta["val"].dtype else _cast(pick, dtype))
 
 
 def _to_boundary_layout(source: Node) -> Node:
@@ -114,7 +124,7 @@ def _cast(source: Node, dtype: torch.dtype) -> Node:
 
 
 def _insert_after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
-    """A node of the boundary behind ``source``; placeholders stay together."""
+    """Insert a boundary node after ``source``, or after the last placeholder if ``source`` is one."""
     behind = source
     while behind.op == "placeholder" and behind.next.op == "placeholder":
         behind = behind.next
@@ -124,57 +134,57 @@ def _insert_after(source: Node, target: Any, kwargs: dict[str, Any], value: torc
     return node
 
 
-def _insert_call(program: ExportedProgram, part: Partition, module: Any, joints: _BoundaryCasts) -> None:
-    """The call of the delegate; what read the part's outputs reads the call's results."""
+def _insert_call(program: ExportedProgram, partition: Partition, module: Any, casts: _BoundaryCasts) -> None:
+    """Insert the call of the delegate, and redirect readers of the partition's outputs to its results."""
     from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
 
     graph = program.graph
-    names = {node.name: node for node in part.outputs}
-    with graph.inserting_before(part.nodes[0]):
+    names = {node.name: node for node in partition.outputs}
+    with graph.inserting_before(partition.nodes[0]):
         lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
-        sources = [joints.convert_input(node) for node in part.inputs]
+        sources = [casts.convert_input(node) for node in partition.inputs]
         call = graph.call_function(executorch_call_delegate, (lowered, *sources))
-        results = [_delegate_result(node.meta["val"]) for node in part.outputs]
+        results = [_delegate_result(node.meta["val"]) for node in partition.outputs]
         call.meta["val"] = results
         picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
-    for node, pick, value in zip(part.outputs, picks, results, strict=True):
+    for node, pick, value in zip(partition.outputs, picks, results, strict=True):
         pick.meta["val"] = value
-        joints.replace_output(pick, node)
+        casts.replace_output(pick, node)
     for spec, node in zip(program.graph_signature.output_specs, graph.output_node().args[0], strict=True):
         if spec.arg.name in names:
             spec.arg.name = node.name
 
 
 def _delegate_result(value: torch.Tensor) -> torch.Tensor:
-    """A delegate's result: contiguous, without int64."""
+    """Metadata of a delegate's result: contiguous, int32 in place of int64."""
     return (value.to(torch.int32) if value.dtype is torch.int64 else value).contiguous()
 
 
 def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
-    owned = _partition_program(program, delegate.partition)
+    part_program = _partition_program(program, delegate.partition)
     stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
-    owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
-    lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
+    part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+    lowered = _lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
     lowered.meta = dict(delegate.meta)
     return lowered
 
 
-def _partition_program(program: ExportedProgram, part: Partition) -> ExportedProgram:
-    """The part as a program of its own, for tools that look into delegates."""
+def _partition_program(program: ExportedProgram, partition: Partition) -> ExportedProgram:
+    """The partition as an ExportedProgram, for tools that inspect delegates."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    for node in (*part.constants, *part.inputs):
+    for node in (*partition.constants, *partition.inputs):
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
-    for node in part.nodes:
+    for node in partition.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in part.outputs))
-    return build_program(program, graph, {copies[node]: specs[node.name] for node in part.constants})
+    graph.output(tuple(copies[node] for node in partition.outputs))
+    return build_program(program, graph, {copies[node]: specs[node.name] for node in partition.constants})
 
 
 def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) -> None:
-    """Take out the constants called ``names`` that nothing reads any more."""
+    """Remove the constants called ``names`` that have no readers."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     kept = []
     for spec in program.graph_signature.input_specs:
@@ -189,10 +199,10 @@ def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) ->
 
 
 class _DelegateStub:
-    """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
+    """Stub of a delegate's original module: returns outputs of the right shape and type, or runs the graph.
 
-    ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata
-    are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
+    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export); only metadata matter
+    then. With real tensors it runs the delegate, so that an edge program can be executed in Python.
     """
 
     def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:
@@ -209,7 +219,7 @@ def _lowered_module_class() -> type[Any]:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     class ArmLoweredModule(LoweredBackendModule):
-        """A delegate that is never changed once it is compiled, so it need not be copied."""
+        """A compiled delegate; immutable, so ``deepcopy`` returns it unchanged."""
 
         def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
             return self

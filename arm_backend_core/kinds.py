@@ -1,4 +1,7 @@
-"""Kinds of numbers that tensors hold. Who asks for one names it: no kind is what is left of the others."""
+"""Scalar kinds of tensor elements.
+
+Callers compare with a named kind. No kind is defined as the complement of the others, so an unknown type is an error.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from arm_backend_core.errors import ModelError
 
 
 class ScalarKind(Enum):
-    """What the elements of a tensor are."""
+    """The kind of a tensor's elements."""
 
     FLOAT = "floating point"
     INTEGER = "integer"
@@ -18,7 +21,7 @@ class ScalarKind(Enum):
     COMPLEX = "complex"
 
 
-#: Kinds that are counted with: booleans are 0 and 1.
+#: Integral kinds; booleans count as 0 and 1.
 INTEGER_OR_BOOL = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
 
 _KINDS: dict[ScalarKind, str] = {
@@ -33,7 +36,7 @@ _KINDS: dict[ScalarKind, str] = {
     ScalarKind.BOOLEAN: "bool",
     ScalarKind.COMPLEX: "complex32 complex64 complex128",
 }
-#: Types of newer PyTorch versions among them are absent from older ones.
+#: Skips types that the installed PyTorch version lacks.
 _KIND_OF: dict[torch.dtype, ScalarKind] = {
     getattr(torch, name): kind for kind, names in _KINDS.items() for name in names.split() if hasattr(torch, name)
 }

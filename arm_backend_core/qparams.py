@@ -33,11 +33,11 @@ class QParams:
 
     @property
     def real_peak(self) -> float:
-        """The largest magnitude that it holds, of one scale."""
+        """The largest magnitude that the integers can represent; for per-tensor scales only."""
         return max(self.qmax - self.zero_point, self.zero_point - self.qmin) * float(self.scale)
 
     def is_equivalent(self, other: QParams | None) -> bool:
-        """Whether both describe the same integers, to float32 precision of the scale."""
+        """Whether both have the same meaning, up to float32 precision of the scale (relative 1e-6)."""
         return (
             other is not None
             and self.dtype is other.dtype
