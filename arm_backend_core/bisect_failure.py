@@ -31,7 +31,7 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
         try:
             part = cut_out(graph, [op, *rescales], users, graph.ops.index)
             compile_payload(spec, serialize(part), delegate="culprit", locate=lambda _: None)
-        except CompileError:
+        except CompileError as failure:
             if failure.artifact:
                 Path(failure.artifact).unlink(missing_ok=True)
             if failure.reason.split(" while ")[0] == error.reason.split(" while ")[0]:
