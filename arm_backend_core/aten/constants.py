@@ -1,4 +1,4 @@
-"""What a graph computes from parameters and buffers alone."""
+"""Constant folding: values that a graph computes from parameters and buffers alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arm_backend_core.ops.registry import Kind
 
 
 class Constants:
-    """Nodes of a module's graph that are parameters or buffers, or computed from these alone, and their values."""
+    """The constant nodes of a module's graph (parameters, buffers, computed from these alone) and their values."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -25,7 +25,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The tensor; to be asked only of nodes that are in here."""
+        """The value of a constant node; evaluated once."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
@@ -35,7 +35,7 @@ class Constants:
 
 
 def fold_weights(module: GraphModule) -> None:
-    """Compute weights and biases that a model computes from its parameters (weight standardization)."""
+    """Fold weights and biases that a model computes from its parameters (weight standardization)."""
     constants = Constants(module)
     for node in list(module.graph.nodes):
         record = find(node)

@@ -1,4 +1,4 @@
-"""Buffers that a program writes, held as integers from call to call."""
+"""Quantized state: mutated buffers hold integers from call to call."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from arm_backend_core.program import store_of
 aten = torch.ops.aten
 
 
-#: What int64 buffers that a program writes, counters of steps and positions, are taken to stay within.
+#: Interval that mutated int64 buffers (counters of steps, positions) are assumed to stay within.
 _COUNTER_INTERVAL = (-(1 << 30), 1 << 30)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
-    """Let a buffer hold the integers that its readers quantize it to, where its new value has the same parameters.
+    """Store mutated buffers as integers, if all readers quantize them with the parameters of their new value.
 
-    The delegate then takes and gives integers; else the CPU would quantize and dequantize the buffer in every call.
-    Counters are held in int32, which delegates have in place of int64.
+    The delegate then reads and writes integers; otherwise the CPU would quantize and dequantize the buffer in every
+    call. Counters are stored in int32, because delegates have no int64.
     """
     graph, signature = program.graph, program.graph_signature
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
@@ -43,7 +43,7 @@ def keep_state_quantized(program: ExportedProgram) -> None:
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
-            # ExecuTorch writes buffers one after the other: what is read of another may be its new value.
+            # ExecuTorch writes buffers in sequence: without the copy, this may read another buffer's new value.
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
@@ -63,7 +63,7 @@ def _has_same_qparams(reader: Node, value: Node) -> bool:
 
 
 def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
-    """The new value of a counter as int32, which its buffer holds from now on; as it is where that is too large."""
+    """Store a counter's buffer in int32 and return its new value as int32; unchanged if the buffer exceeds 2**30."""
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
     if not _COUNTER_INTERVAL[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTER_INTERVAL[1]:
@@ -71,11 +71,11 @@ def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, va
     store[name] = store[name].to(torch.int32)
     *_, last = program.graph.find_nodes(op="placeholder")
     with program.graph.inserting_after(last):
-        wide = insert_call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
-    buffer.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+        as_int64 = insert_call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
+    buffer.replace_all_uses_with(as_int64, delete_user_cb=lambda user: user is not as_int64)
     buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTER_INTERVAL}
     with program.graph.inserting_before(program.graph.output_node()):
-        return insert_call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
+        return insert_call(value, aten._to_copy.default, as_int64 if value is buffer else value, dtype=torch.int32)
 
 
 def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:
