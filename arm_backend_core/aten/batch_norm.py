@@ -1,7 +1,7 @@
-"""A batch norm is taken into the convolution or linear layer before it, or becomes a depthwise 1x1 convolution.
+"""Batch norm folding: into the preceding convolution or linear layer, else into a depthwise 1x1 convolution.
 
-In that each channel has one weight, so that per-channel quantization keeps it exactly. And torchao's ``convert_pt2e``
-spends 35 seconds on patterns of quantization-aware training if it sees any batch norm.
+The depthwise convolution has one weight per channel, which per-channel quantization represents exactly. Another reason:
+torchao's ``convert_pt2e`` spends 35 seconds on patterns of quantization-aware training if it sees any batch norm.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ aten = torch.ops.aten
 
 
 def fold_batch_norms(module: GraphModule) -> None:
-    """Replace batch norms with statistics of the training, on [N, C], [N, C, L] and images of two or three axes."""
+    """Fold batch norms with constant (running) statistics, on [N, C], [N, C, L], [N, C, H, W] and [N, C, D, H, W]."""
     for node in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
         weight, bias, mean, variance = (_parameter(module, parameter) for parameter in parameters)
-        known = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
-        if training or not known or mean is None or variance is None:
+        are_attributes = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
+        if training or not are_attributes or mean is None or variance is None:
             continue
         if len(x.meta["val"].shape) not in (2, 3, 4, 5) or not x.meta["val"].numel():
             continue
@@ -40,14 +40,18 @@ def fold_batch_norms(module: GraphModule) -> None:
 
 
 def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:
-    """Multiply weight and bias of ``x`` by ``gain`` [C] and add ``offset`` [C], if the batch norm alone reads it."""
+    """Fold ``gain`` [C] and ``offset`` [C] into weight and bias of ``x``.
+
+    Returns:
+        False if ``x`` is no convolution or linear layer with constant weights that only the batch norm reads.
+    """
     record = find(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
         return False
     weight: Any = x.args[record.weight]
     bias: Any = x.args[record.bias] if len(x.args) > record.bias else None
     axis = record.weight_axis(x)
-    if weight.op != "get_attr" or weight.meta["val"].shape[axis] != gain.numel():  # groups of a transposed one
+    if weight.op != "get_attr" or weight.meta["val"].shape[axis] != gain.numel():  # grouped transposed convolution
         return False
     if bias is not None and bias.op != "get_attr":
         return False
@@ -64,32 +68,32 @@ def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tens
 
 
 def _to_depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offset: Tensor) -> Node:
-    """x [N, C, ...] with its further axes as one or two of an image."""
+    """Emit a depthwise 1x1 convolution of x [N, C, ...], reshaped to one or two spatial axes."""
     shape = list(x.meta["val"].shape)
-    flat = len(shape) in (2, 5)
-    spatial = [math.prod(shape[2:-1]), *shape[4:]] if flat else shape[2:]
+    needs_reshape = len(shape) in (2, 5)
+    spatial = [math.prod(shape[2:-1]), *shape[4:]] if needs_reshape else shape[2:]
     ones, zeros = [1] * len(spatial), [0] * len(spatial)
     weight = add_buffer_node(module, f"{origin.name}_gain", gain.reshape(-1, 1, *ones))
     bias = add_buffer_node(module, f"{origin.name}_offset", offset)
     operator = aten.conv1d.default if len(spatial) == 1 else aten.conv2d.default
-    image = insert_call(origin, aten.reshape.default, x, [*shape[:2], *spatial]) if flat else x
+    image = insert_call(origin, aten.reshape.default, x, [*shape[:2], *spatial]) if needs_reshape else x
     result = insert_call(origin, operator, image, weight, bias, ones, zeros, ones, gain.numel())
-    return insert_call(origin, aten.reshape.default, result, shape) if flat else result
+    return insert_call(origin, aten.reshape.default, result, shape) if needs_reshape else result
 
 
 def insert_call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
-    """An operator in the place of ``origin``, with its trace and its fake tensor."""
+    """Insert an operator that replaces part of ``origin``: it inherits its trace metadata and gets a fake tensor."""
     node = origin.graph.call_function(operator, args, keywords)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
     like = next(value for value in values if isinstance(value, Tensor))
-    shapes = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x for x in values]
-    made = operator(*shapes, **keywords)
-    node.meta["val"] = like.new_empty(made.shape, dtype=made.dtype)
+    meta_args = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x for x in values]
+    result = operator(*meta_args, **keywords)
+    node.meta["val"] = like.new_empty(result.shape, dtype=result.dtype)
     return node
 
 
 def _parameter(module: GraphModule, node: Any) -> Any:
-    """A parameter's tensor; None where the operator has none, or computes it."""
-    is_held = isinstance(node, Node) and node.op == "get_attr"
-    return attrgetter(str(node.target))(module).detach() if is_held else None
+    """The tensor of a parameter; None if the operator has none or computes it at run time."""
+    is_attribute = isinstance(node, Node) and node.op == "get_attr"
+    return attrgetter(str(node.target))(module).detach() if is_attribute else None

@@ -1,6 +1,7 @@
-"""Whole numbers that an operator takes as real ones become real numbers in front of it, where it reads no others.
+"""Type promotion: insert explicit casts where a float operator reads integers.
 
-A cast has parameters of its own, so that what reads it is quantized as if the model had cast them itself.
+The cast has quantization parameters of its own, so its reader is quantized as if the model had cast the integers
+itself.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from arm_backend_core.ops.registry import Kind
 
 
 def promote_integers(module: GraphModule) -> None:
-    """Cast integers that functions, operators of several tensors and ``cat`` turn into real numbers; not one number."""
+    """Cast integer operands of float elementwise operators and ``cat`` to float32, except one-element constants."""
     constants = constant_nodes(module.graph)
     for node in list(module.graph.nodes):
         for source in list(_integer_operands(node)):
@@ -27,11 +28,11 @@ def promote_integers(module: GraphModule) -> None:
 
 
 def _integer_operands(node: Node) -> Iterator[Node]:
-    """Operands that are integers or booleans, but for conditions."""
+    """Integer and boolean operands of a float32 operator, except the condition of a select."""
     record, result = find(node), first_result(node)
-    joins = bool(node.args) and isinstance(node.args[0], (list, tuple))
+    is_concat = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
-        for source in node.all_input_nodes if joins or record.kind is Kind.ELEMENTWISE else ():
-            chooses = record.is_select and source is node.args[0]
-            if isinstance(source.meta.get("val"), torch.Tensor) and is_integer_or_bool(source) and not chooses:
+        for source in node.all_input_nodes if is_concat or record.kind is Kind.ELEMENTWISE else ():
+            is_condition = record.is_select and source is node.args[0]
+            if isinstance(source.meta.get("val"), torch.Tensor) and is_integer_or_bool(source) and not is_condition:
                 yield source

@@ -1,7 +1,8 @@
-"""Comparisons and attention masks that a model writes itself, in forms that can be quantized.
+"""Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
 
-A mask puts -inf, the type's least number, or -10000 where softmax or exp is to give 0. One such value would take all
-steps of the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is nothing beside any score that counts.
+An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
+consume the whole quantization range that the scores share with it. exp(QUANTIZABLE_LOWEST) is negligible beside any
+score.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.de
 _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 _CASTS = (aten._to_copy.default, aten.to.dtype)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-#: Operator -> which of its arguments are values of its result, as they are or added up.
+#: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
 _VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
     aten.where.self: (1, 2),
@@ -36,9 +37,9 @@ _VALUE_OPERANDS = {
     aten.sub.Tensor: (0,),
     **dict.fromkeys((aten.clamp.default, *_CASTS), (0,)),
 }
-#: A product with such a number is a mask: no score is scaled so.
+#: A product with a factor of at least this is a mask: scores are not scaled that much.
 _MASK_FACTOR = 1000.0
-#: From here on no score is.
+#: No score has this magnitude or more.
 MASK_THRESHOLD = 9999.0
 _EXTREME_COMPARISONS: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
@@ -49,18 +50,18 @@ _EXTREME_COMPARISONS: dict[Any, Any] = {
 
 
 def rewrite_extreme_comparisons(module: GraphModule) -> None:
-    """Have x == maximum(x, y) ask whether x >= y: quantized, the maximum has other steps, which x does not meet."""
+    """Rewrite x == maximum(x, y) as x >= y: quantized, the maximum has another scale, so equality would fail."""
     for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
         for x, extreme in (node.args, node.args[::-1]):
-            wanted = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
-            if wanted is not None and isinstance(x, Node) and x in extreme.args:
+            comparison = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
+            if comparison is not None and isinstance(x, Node) and x in extreme.args:
                 first, second = extreme.args
-                node.target, node.args = wanted, (x, second if x is first else first)
+                node.target, node.args = comparison, (x, second if x is first else first)
                 break
 
 
 def bound_masks(module: GraphModule) -> None:
-    """Replace values far below zero on their way to exponentials, and nowhere else, by ``QUANTIZABLE_LOWEST``."""
+    """Bound large negative constants by ``QUANTIZABLE_LOWEST``, on paths to exponentials only."""
     softmaxes = [node for target in _EXPONENTIAL for node in module.graph.find_nodes(op="call_function", target=target)]
     if softmaxes:
         bound = _MaskBounder(module)
@@ -69,7 +70,7 @@ def bound_masks(module: GraphModule) -> None:
 
 
 class _MaskBounder:
-    """Copies of nodes whose masking values are bounded; other readers keep the nodes that they have."""
+    """Creates copies of nodes with bounded mask values; other readers keep the original nodes."""
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
@@ -77,7 +78,7 @@ class _MaskBounder:
         self._constants = Constants(module)
 
     def __call__(self, x: Any, lowest: float = QUANTIZABLE_LOWEST) -> Any:
-        """``x``, or what takes its place; a number too."""
+        """``x`` itself, or its bounded replacement; ``x`` may be a number."""
         if isinstance(x, (int, float)) and not isinstance(x, bool):
             return lowest if x < lowest else x
         if not isinstance(x, Node) or not is_float(x):
@@ -90,18 +91,21 @@ class _MaskBounder:
         if node in self._constants:
             return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
         factor = self._factor(node)
-        places = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
+        positions = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
         if self._is_mask_product(node, -1.0):
             return self._insert_clamp(node, lowest)
         if 0 < factor < _MASK_FACTOR:
-            places, lowest = (0, 1), lowest / factor
-        added = node.target in (aten.add.Tensor, aten.sub.Tensor)
-        if added:  # what is added to all alike is no mask
-            places = tuple(
-                place for place in places if isinstance(x := node.args[place], Node) and not self._is_number(x)
+            positions, lowest = (0, 1), lowest / factor
+        is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor)
+        if is_sum:  # a number added to all elements is no mask
+            positions = tuple(
+                position
+                for position in positions
+                if isinstance(x := node.args[position], Node) and not self._is_number(x)
             )
         arguments = [
-            self(x, lowest + added * self._negative_maximum(x)) if i in places else x for i, x in enumerate(node.args)
+            self(x, lowest + is_sum * self._negative_maximum(x)) if i in positions else x
+            for i, x in enumerate(node.args)
         ]
         subtracted = node.args[1] if node.target is aten.sub.Tensor else None
         if isinstance(subtracted, Node) and self._is_mask_product(subtracted, 1.0):
@@ -114,33 +118,35 @@ class _MaskBounder:
         return copy
 
     def _factor(self, node: Node) -> float:
-        """The number that ``node`` multiplies by, or divides, else 0."""
+        """The constant factor of ``node``, if it multiplies by or divides by a number; else 0."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         if not divides and node.target not in _PRODUCTS:
             return 0.0
         operands: tuple[Any, ...] = node.args[divides:]
-        known = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
-        numbers = [self._minimum(x) if isinstance(x, Node) else float(x) for x in known[:1]]
+        numeric = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
+        numbers = [self._minimum(x) if isinstance(x, Node) else float(x) for x in numeric[:1]]
         number = numbers[0] if numbers else 0.0
         return 1 / number if divides and number else number
 
     def _is_mask_product(self, node: Node, sign: float) -> bool:
-        """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
+        """Whether ``node`` scales a 0/1 mask by a large number of this sign."""
         factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
         return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
     def _is_binary(self, node: Node, factor: float) -> bool:
-        """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
+        """Whether ``node`` may be a 0/1 mask: integers, possibly cast, moved or subtracted from a number; or an
+        input.
+        """
         while node not in self._constants and is_float(node) and node.op == "call_function":
-            plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
-            others = [x for x in node.all_input_nodes if x not in self._constants]
-            if len(others) != 1 or not (is_data_movement(node) or node.target in plain):
+            elementwise = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
+            operands = [x for x in node.all_input_nodes if x not in self._constants]
+            if len(operands) != 1 or not (is_data_movement(node) or node.target in elementwise):
                 return False
-            (node,) = others
+            (node,) = operands
         return node in self._constants or not is_float(node) or factor >= MASK_THRESHOLD
 
     def _negative_maximum(self, x: Any) -> float:
-        """The largest element of a constant where it is below 0, else 0."""
+        """The largest element of a constant if that is finite and negative, else 0."""
         value = self._constants.value(x) if isinstance(x, Node) and x in self._constants else torch.zeros(1)
         most = float(value.max()) if value.numel() else 0.0
         return min(most, 0.0) if math.isfinite(most) else 0.0
@@ -156,6 +162,6 @@ class _MaskBounder:
         return clamp
 
     def _minimum(self, node: Node) -> float:
-        """The smallest value of a constant."""
+        """The smallest element of a constant; 0 if it has none."""
         value = self._constants.value(node)
         return float(value.min()) if value.numel() else 0.0
