@@ -1,7 +1,7 @@
-"""Operators on complex numbers as operators on pairs of real ones, in a last dimension: TOSA has no complex tensors.
+"""Complex decomposition: rewrite operators on complex tensors as operators on pairs of real ones, [..., 2].
 
-``view_as_complex`` stands behind each pair, so that an operator without a rule here still reads what it did. Fourier
-transforms are in ``fourier``.
+TOSA has no complex tensors. Each pair is followed by ``view_as_complex``, so that an operator without a rule here still
+reads a complex tensor. Fourier transforms are in ``fourier``.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ aten = torch.ops.aten
 
 
 def involves_complex(node: Node) -> bool:
-    """Whether ``node`` reads or makes complex numbers, also inside of itself, and is not what stands behind a pair."""
+    """Whether ``node`` reads, returns or internally computes complex numbers; ``view_as_complex`` does not count."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
     return node.target in SHORT_TIME or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
 def decompose_complex(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
-    """What ``node`` does, on pairs; None where there is no rule.
+    """Emit the decomposition of ``node`` on pairs; None if there is no rule.
 
     Args:
-        call: writes what a function of tensors does, given what it stands for and the nodes of these tensors.
+        node: an operator that involves complex numbers.
+        call: emits the trace of a function; takes the operator that it decomposes, the function and its operand nodes.
         constants: nodes that are parameters or computed from constants alone.
     """
     sources = list(node.all_input_nodes)
@@ -54,14 +55,14 @@ def decompose_complex(node: Node, call: Callable[..., Any], constants: Container
         return None
 
     def function(*tensors: Tensor) -> Tensor:
-        known: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        operands: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
 
-    known_to_end = node.target not in RULES  # of real numbers there is no rule
-    written: Node = call(node.target if known_to_end else rule, function, *(pairs.get(x, x) for x in sources))
-    return written
+    excludes_target = node.target not in RULES  # rules of ``RULES`` may emit the same operator on real numbers
+    result: Node = call(node.target if excludes_target else rule, function, *(pairs.get(x, x) for x in sources))
+    return result
 
 
 def _rule(node: Node) -> Callable[..., Any] | None:
@@ -70,8 +71,9 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     if overload in RULES:
         return RULES[overload]
     record = find(node)
-    real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
-    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not real:
+    # Integer and boolean operands (indices, masks) apply to both parts.
+    has_float_operand = any(map(is_float, node.all_input_nodes))
+    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
     if is_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
@@ -79,7 +81,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
 
 
 def _select_part(args: Any, i: int) -> Any:
-    """Arguments with one of the parts in the place of each pair."""
+    """Replace each pair in the arguments by its real (0) or imaginary (1) part."""
     if isinstance(args, (list, tuple)):
         return [_select_part(x, i) for x in args]
     return args.parts[i] if isinstance(args, Pair) else args
@@ -95,7 +97,7 @@ def _to_complex(args: Any) -> Any:
 
 
 def _parts(x: Any) -> tuple[Any, Any]:
-    """Of a pair or a number; a real tensor has no imaginary part."""
+    """Real and imaginary part of a pair or a number; the imaginary part of a real tensor is 0."""
     if isinstance(x, Pair):
         return x.parts
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
@@ -113,7 +115,7 @@ def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
-    """A product of any kind: linear in both operands, of which one may be real."""
+    """The rule of a bilinear operator (product, matmul); one operand may be real."""
 
     def rule(x: Any, y: Any) -> Pair:
         (a, b), (c, d) = _parts(x), _parts(y)
@@ -130,7 +132,7 @@ _product = _bilinear(operator.mul)
 
 
 def _linear_layer(function: Callable[..., Any]) -> Callable[..., Pair]:
-    """A linear layer or a convolution, whose bias both parts have one of."""
+    """The rule of a linear layer or convolution with complex weight and bias."""
 
     def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
         (a, b), (c, d), (p, q) = x.parts, weight.parts, (None, None) if bias is None else bias.parts
@@ -151,13 +153,18 @@ def _quotient(x: Any, y: Any) -> Pair:
     return _product(_product(x, Pair.from_parts(c, -d)), 1 / (c * c + d * d))
 
 
-def _apply_by_part(overload: Any, *places: int) -> Callable[..., Pair]:
-    """The same of both parts of the operands in these places, real ones among them."""
+def _apply_by_part(overload: Any, *positions: int) -> Callable[..., Pair]:
+    """The rule of an operator that acts on both parts alike.
 
-    def rule(*args: Any, **named: Any) -> Pair:
-        pairs = [_cast(x) if i in places and isinstance(x, Tensor) else x for i, x in enumerate(args)]
-        parts = [_parts(x) if i in places else (x, x) for i, x in enumerate(pairs)]
-        return Pair.from_parts(*(overload(*(x[i] for x in parts), **named) for i in (0, 1)))
+    Args:
+        overload: the operator.
+        positions: positions of the operands that are complex, or real and cast to complex.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> Pair:
+        pairs = [_cast(x) if i in positions and isinstance(x, Tensor) else x for i, x in enumerate(args)]
+        parts = [_parts(x) if i in positions else (x, x) for i, x in enumerate(pairs)]
+        return Pair.from_parts(*(overload(*(x[i] for x in parts), **kwargs) for i in (0, 1)))
 
     return rule
 
@@ -181,10 +188,10 @@ def _hyperbolic(z: Pair, quarter: int) -> Pair:
 
 
 def _tanh(z: Pair) -> Pair:
-    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a: nothing overflows."""
+    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a; never overflows."""
     t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
-    whole = cosine * cosine + t * t * sine * sine
-    return Pair.from_parts(t / whole, sine * cosine * (1 - t * t) / whole)
+    denominator = cosine * cosine + t * t * sine * sine
+    return Pair.from_parts(t / denominator, sine * cosine * (1 - t * t) / denominator)
 
 
 def _log(z: Pair, base: float = math.e) -> Pair:
@@ -198,10 +205,10 @@ def _tan(z: Pair) -> Pair:
 
 
 def _prod(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
-    """The product along a dimension, one factor at a time."""
+    """The product along a dimension, multiplied one element at a time."""
     parts = (Pair.from_parts(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
-    whole: Pair = functools.reduce(_product, parts)
-    return Pair.from_parts(*(part.unsqueeze(dim) for part in whole.parts)) if keepdim else whole
+    product: Pair = functools.reduce(_product, parts)
+    return Pair.from_parts(*(part.unsqueeze(dim) for part in product.parts)) if keepdim else product
 
 
 def _abs(z: Pair) -> Tensor:
