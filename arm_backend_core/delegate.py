@@ -206,7 +206,7 @@ def _compile_payload(
             flatbuffer,
             delegate=partition.name,
             locate=locate,
-            unread=unused_inputs,
+            unused_inputs=unused_inputs,
             inputs=inputs,
             results=results,
         )

@@ -1,4 +1,4 @@
-"""Vela's figures of a delegate that one inference calls several times."""
+"""Vela's estimates for a delegate that one inference calls several times."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
 
 def set_call_count(record: Delegate, calls: int) -> Delegate:
-    """What is told of a delegate that one inference calls so often."""
+    """Set the number of calls in one inference, and multiply Vela's estimates by it."""
     return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
 
 
 def multiply_figures(vela: VelaFigures, calls: int) -> VelaFigures:
-    """Figures of so many calls: Vela estimates one."""
+    """Multiply the additive estimates by the number of calls; Vela estimates one call."""
     rows: dict[str, Any] = {
         name: tuple(_multiply_row(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
     return replace(cast("VelaFigures", _multiply_row(vela, calls)), **rows)
 
 
-#: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.
+#: Estimates for a delegate, an operation or a memory that add up over calls. Peaks and sizes do not.
 _ADDITIVE = (
     "cycles",
     "npu_cycles",
@@ -37,8 +37,8 @@ _ADDITIVE = (
 
 
 def _multiply_row(row: Any, calls: int) -> Any:
-    """Figures of so many calls."""
-    more: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE if hasattr(row, name)}
+    """Multiply the additive fields of one row by the number of calls."""
+    multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
-        more["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
-    return replace(row, **more)
+        multiplied["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
+    return replace(row, **multiplied)

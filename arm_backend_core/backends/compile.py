@@ -1,4 +1,4 @@
-"""The one door to the compilers behind TOSA."""
+"""Backend dispatch: compile a TOSA flatbuffer with the backend of a compile spec."""
 
 from __future__ import annotations
 
@@ -16,27 +16,35 @@ def compile_payload(
     *,
     delegate: str,
     locate: Locate,
-    unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    unused_inputs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     inputs: Sequence[int] | None = None,
     results: Sequence[int] | None = None,
 ) -> Payload:
-    """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
+    """Compile a TOSA 1.0 flatbuffer for ``spec``'s backend; for the TOSA target, the flatbuffer is the payload.
 
     Args:
-        delegate: its name in the program, for errors and files.
-        locate: finds the ATen operator and source line that a compiler's message is about.
-        unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
-        inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
-        results: bytes of each result, checked in the same way.
+        flatbuffer: the TOSA graph.
+        spec: the target and compiler options.
+        delegate: name of the delegate in the program, for errors and files.
+        locate: maps a compiler's message to the ATen operator and source line.
+        unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
+        inputs: expected size of each input in bytes; None is not checked.
+        results: expected size of each result in bytes; None is not checked.
 
     Raises:
-        CompileError: the compiler refused the flatbuffer or died on it.
+        CompileError: the compiler refused the flatbuffer or crashed on it.
     """
     if isinstance(spec, EthosUCompileSpec):
         from arm_backend_core.backends.ethosu import compile_ethosu
 
         return compile_ethosu(
-            flatbuffer, spec, delegate=delegate, locate=locate, unread=unread, inputs=inputs, results=results
+            flatbuffer,
+            spec,
+            delegate=delegate,
+            locate=locate,
+            unused_inputs=unused_inputs,
+            inputs=inputs,
+            results=results,
         )
     if isinstance(spec, VgfCompileSpec):
         from arm_backend_core.backends.vgf import compile_vgf

@@ -1,4 +1,4 @@
-"""TOSA flatbuffer -> VGF file, by the ML SDK model converter."""
+"""VGF backend: convert a TOSA flatbuffer to a VGF file with the ML SDK model converter."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def compile_vgf(
     """Convert a TOSA 1.0 flatbuffer to a VGF file.
 
     Args:
-        delegate: its name, for errors.
-        locate: finds the operator that the converter's message is about.
-        timeout: seconds after which the converter is stopped; None never.
+        flatbuffer: the TOSA graph.
+        spec: the compile spec, with the converter's flags.
+        delegate: name of the delegate, for errors.
+        locate: maps the converter's message to an ATen operator and source line.
+        timeout: seconds after which the converter is stopped; None disables it.
 
     Raises:
         CompileError: the converter refused the flatbuffer, crashed on it, or took too long.

@@ -418,7 +418,9 @@ def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
     inputs = (((4,), DType.INT8), ((40, 3), DType.INT32), ((6,), DType.INT8))
     spec = EthosUCompileSpec(accelerator)
     flatbuffer = flatbuffer_of(body, *inputs)
-    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unread={1: (120, 4)}).data
+    payload = compile_payload(
+        spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={1: (120, 4)}
+    ).data
     kinds = (ScalarType.CHAR, (4,)), (ScalarType.INT, (40, 3)), (ScalarType.CHAR, (6,)), (ScalarType.CHAR, (10,))
     call = _call(payload, 0, kinds, {}, {})
     assert [limit.what for limit in LIMITS if not limit.holds(call)] == []
