@@ -354,7 +354,9 @@ def test_release_of_vela(version: str, release: vela.Release, monkeypatch: pytes
 def test_release_of_vela_that_is_not_supported(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vela, "_version_of", lambda package: version)
     monkeypatch.setattr(vela, "query_capabilities", vela.query_capabilities.__wrapped__)
-    told = f"Vela {version} is installed, and supported are 5.1 and 5.2: .*pip install 'ethos-u-vela>=5.1,<5.3'"
+    told = (
+        f"Vela {version} is not supported; supported releases are 5.1 and 5.2: .*pip install 'ethos-u-vela>=5.1,<5.3'"
+    )
     with pytest.raises(ArmBackendError, match=told):
         EthosUCompileSpec("ethos-u55-128")
 

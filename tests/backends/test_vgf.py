@@ -101,7 +101,7 @@ def test_something_that_is_no_converter(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ArmBackendError, match="not an executable file"):
         VgfCompileSpec()
     path.chmod(0o755)
-    with pytest.raises(ArmBackendError, match="does not tell its version"):
+    with pytest.raises(ArmBackendError, match="does not report its version"):
         VgfCompileSpec()
 
 
