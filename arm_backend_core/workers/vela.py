@@ -99,7 +99,8 @@ def installed_release() -> Release:
             return release
     (major, minor), (last_major, last_minor) = min(RELEASES), max(RELEASES)
     raise ArmBackendError(
-        f"Vela {text} is not supported; supported releases are {' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
+        f"Vela {text} is not supported; supported releases are "
+        f"{' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
         "other versions may compile graphs to wrong programs. Install one of these with: "
         f"pip install '{PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}'"
     )
