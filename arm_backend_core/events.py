@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rejection:
-    """An operator that stays on the CPU, and why; ``fault``: this compiler failed, it is no limit of the target."""
+    """An operator that stays on the CPU, and why; ``fault``: caused by a bug of this compiler."""
 
     node: str
     operator: str

@@ -303,7 +303,7 @@ class Univariate:
         """The result of a function that only scales: the base's integers with another scale.
 
         Raises:
-            Unsupported: the function is another one, which must be quantized before it is read.
+            Unsupported: the function does more than scale, so it must be quantized before it is read.
         """
         if self.factor is None:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")

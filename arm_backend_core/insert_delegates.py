@@ -125,10 +125,10 @@ def _cast(source: Node, dtype: torch.dtype) -> Node:
 
 def _insert_after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
     """Insert a boundary node after ``source``, or after the last placeholder if ``source`` is one."""
-    behind = source
-    while behind.op == "placeholder" and behind.next.op == "placeholder":
-        behind = behind.next
-    with source.graph.inserting_after(behind):
+    position = source
+    while position.op == "placeholder" and position.next.op == "placeholder":
+        position = position.next
+    with source.graph.inserting_after(position):
         node = source.graph.call_function(target, (source,), kwargs)
     node.meta |= {"val": value, BOUNDARY: True, "stack_trace": source.meta.get("stack_trace")}
     return node

@@ -248,7 +248,7 @@ class Lowering:
             _require_static(tensor)
         record = find(node)
         if record is None:
-            reason = f"there is no lowering for {operator_name(node)}; build it of operators that have one"
+            reason = f"there is no lowering for {operator_name(node)}; express it with operators that have one"
             raise node.meta.get(DECOMPOSITION_REFUSAL) or Unsupported(reason)
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
@@ -410,7 +410,7 @@ def _apply_pending_scale(x: Any) -> Any:
     """Convert an operand that is a pending scaling function to a tensor with a new scale.
 
     Raises:
-        Unsupported: it is another pending function.
+        Unsupported: the pending function does more than scale.
     """
     if isinstance(x, list):
         return [_apply_pending_scale(item) for item in x]
@@ -490,7 +490,7 @@ def _require_static(node: Node) -> None:
     if not all(isinstance(size, int) for size in shape):
         raise Unsupported(
             f"'{node.name}' has the shape {list(shape)}, which is not known before the program runs; the target is "
-            "compiled for fixed shapes: export without dynamic_shapes, and choose by torch.where in place of indexing"
+            "compiled for fixed shapes: export without dynamic_shapes, and select with torch.where instead of indexing"
         )
     if 0 in shape:
         raise Unsupported("TOSA has no tensors without elements")

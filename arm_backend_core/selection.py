@@ -187,9 +187,9 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
         reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
         if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
             cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
-            advice = 'a known number of rounds, its body as a method of its own, or extensions=["cf"] for TOSA'
-            problem = f"a while_loop cannot be exported for {target.name}, and the CPU has none"
-            raise ModelError(f"{problem}. {cause.rstrip('.')}. Choose {advice}")
+            advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
+            problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
+            raise ModelError(f"{problem}. {cause.rstrip('.')}. Use {advice}")
 
 
 def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:

@@ -168,7 +168,7 @@ class _Decomposer:
         if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
             return None
         if not fragment.covers_used_results(node):
-            raise Unsupported("it is lowered without its further results (indices), but they are used")
+            raise Unsupported("its decomposition does not compute its further results (indices), but the model uses them")
         return writer.copy(fragment.module, sources)
 
     def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:

@@ -109,7 +109,7 @@ def _window(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
         Unsupported: it is complex.
     """
     if isinstance(window, Pair):
-        raise Unsupported("a short-time Fourier transform with a complex window; multiply with its two parts apart")
+        raise Unsupported("a short-time Fourier transform with a complex window; multiply by its real and imaginary parts separately")
     return torch.ones(count, dtype=like.dtype) if window is None else window
 
 
@@ -187,7 +187,7 @@ def _istft(
         Unsupported: the result is complex, or no window covers some of its samples.
     """
     if return_complex:
-        raise Unsupported("torch.istft with return_complex=True; take torch.fft.ifft of the frames")
+        raise Unsupported("torch.istft with return_complex=True; use torch.fft.ifft of the frames")
     real, imaginary = (part.mT for part in z.parts)  # [.., frames, frequencies]
     hop, count, frames = hop_length or n_fft // 4, win_length or n_fft, real.shape[-2]
     left, half = (n_fft - count) // 2, n_fft // 2 + 1
@@ -210,7 +210,7 @@ def _istft(
     )  # in samples that some window covers
     valid = slice(max(valid_start, 0), min(valid_end, summed.shape[-1]))
     if valid_start < 0 or valid_end > summed.shape[-1]:
-        raise Unsupported("torch.istft of samples that no window covers, for which PyTorch raises too")
+        raise Unsupported("torch.istft of samples that no window covers; PyTorch raises an error for them too")
     return F.pad(summed[..., valid] * (1 / envelope[valid]), (0, out_length - (valid_end - valid_start)))
 
 

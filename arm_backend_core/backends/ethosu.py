@@ -93,7 +93,7 @@ def compile_ethosu(
     allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
     allocations += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
     if violation := find_out_of_bounds_write(answer["command_stream"], allocations, figures.layers):
-        raise failed(f"Vela wrote a program that damages memory: {violation}; report the flatbuffer", log)
+        raise failed(f"Vela wrote a program that writes out of bounds: {violation}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
         artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}

@@ -68,7 +68,7 @@ class Worker:
 
     Args:
         script: Python file that reads requests from its standard input and answers on its standard output,
-            each a pickle behind an 8-byte little-endian length.
+            each a pickle with an 8-byte little-endian length prefix.
     """
 
     def __init__(self, script: Path) -> None:
