@@ -1,5 +1,6 @@
-"""Permutations of dimensions (memory layouts): stored dimension i is dimension ``layout[i]`` of the program's
-tensor.
+"""Permutations of dimensions (memory layouts).
+
+Dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
 """
 
 from __future__ import annotations

@@ -126,9 +126,7 @@ def copy_module(module: GraphModule) -> GraphModule:
 
 
 def drop_assertions(program: ExportedProgram) -> None:
-    """Remove assertions on types (at casts) and on values (``one_hot``, inverses): ExecuTorch has no kernels for
-    them.
-    """
+    """Remove assertions on types (at casts) and values (``one_hot``, inverses): ExecuTorch lacks their kernels."""
     graph = program.graph_module.graph
     aten = torch.ops.aten
     checks = aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._linalg_check_errors.default

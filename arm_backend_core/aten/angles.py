@@ -50,8 +50,10 @@ class _PhaseComputer:
         self._known: dict[Node, Node | None] = {}
 
     def phases(self, node: Node) -> Node | None:
-        """The angle ``node`` in units of 2**-16 turns, in [-2**15, 2**15); None if it is no integer times a
-        constant.
+        """Compute the angle ``node`` in integer units of 2**-16 turns, in [-2**15, 2**15).
+
+        Returns:
+            None if the angle is not an integer times a constant.
         """
         if node not in self._known:
             self._known[node] = self._product(node) or self._copy_data_movement(node, self.phases)

@@ -168,7 +168,9 @@ class _Decomposer:
         if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
             return None
         if not fragment.covers_used_results(node):
-            raise Unsupported("its decomposition does not compute its further results (indices), but the model uses them")
+            raise Unsupported(
+                "its decomposition does not compute its further results (indices), but the model uses them"
+            )
         return writer.copy(fragment.module, sources)
 
     def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:
@@ -278,9 +280,7 @@ class _Writer:
         return self._write_traced((function, repr(numbers)), partial(function, **numbers), operands, slot)
 
     def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
-        """Emit the nodes of ``function``, which decomposes ``target``; ``target`` is not decomposed inside its
-        trace.
-        """
+        """Emit the nodes of ``function``, the decomposition of ``target``, in which ``target`` itself is kept."""
         return self._write_traced((target, function), function, operands)
 
     def _write_traced(

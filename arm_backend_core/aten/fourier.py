@@ -109,7 +109,9 @@ def _window(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
         Unsupported: it is complex.
     """
     if isinstance(window, Pair):
-        raise Unsupported("a short-time Fourier transform with a complex window; multiply by its real and imaginary parts separately")
+        raise Unsupported(
+            "a short-time Fourier transform with a complex window; multiply by its real and imaginary parts separately"
+        )
     return torch.ones(count, dtype=like.dtype) if window is None else window
 
 

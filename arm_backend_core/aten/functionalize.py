@@ -167,9 +167,7 @@ def _read_mutated_tensor(graph: Graph) -> None:
 
 
 def _functional_overload(node: Node) -> OpOverload | None:
-    """The functional overload of an in-place operator: ``aten.add_.Tensor`` -> ``aten.add.Tensor``; None without
-    one.
-    """
+    """The functional overload of an in-place operator (``aten.add_.Tensor`` -> ``aten.add.Tensor``), or None."""
     assert isinstance(node.target, OpOverload)
     namespace, name = node.target._schema.name.split("::")
     if not name.endswith("_") or namespace != "aten":

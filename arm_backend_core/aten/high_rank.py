@@ -85,9 +85,7 @@ def _reduce_axis_operator(node: Node) -> Node | None:
 
 
 def _reduce_elementwise(node: Node) -> Node | None:
-    """Rewrite an elementwise operator: a run of dimensions that each operand has, or broadcasts, entirely becomes
-    one.
-    """
+    """Rewrite an elementwise operator: merge runs of dimensions that each operand has, or broadcasts, entirely."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return None
     shape = node.meta["val"].shape

@@ -1,5 +1,4 @@
-"""Inline higher-order operators: replace ``cond``, ``map``, ``scan`` and ``while_loop`` by the nodes of their
-subgraphs.
+"""Inline the subgraphs of higher-order operators (``cond``, ``map``, ``scan``, ``while_loop``).
 
 Delegates cannot contain subgraphs. ``torch.cond`` becomes both branches and a select between their results, which every
 target with SELECT can run. Branches have no side effects, so the program is equivalent. It takes the time of both

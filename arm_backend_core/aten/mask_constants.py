@@ -134,9 +134,7 @@ class _MaskBounder:
         return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
     def _is_binary(self, node: Node, factor: float) -> bool:
-        """Whether ``node`` may be a 0/1 mask: integers, possibly cast, moved or subtracted from a number; or an
-        input.
-        """
+        """Whether ``node`` may be a 0/1 mask: an input, or integers that may be cast, moved or offset by a number."""
         while node not in self._constants and is_float(node) and node.op == "call_function":
             elementwise = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
             operands = [x for x in node.all_input_nodes if x not in self._constants]

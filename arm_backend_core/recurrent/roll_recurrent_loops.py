@@ -156,9 +156,7 @@ class _ChunkCompiler:
         return f"arm_loop{self.loops}"
 
     def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
-        """Compile a chunk as one delegate; returns the module that calls it, or None if the chunk is not one
-        delegate.
-        """
+        """Compile a chunk as one delegate; returns the module that calls it, or None if it needs more than that."""
         log = events.current()
         with events.record() as attempt:
             body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
