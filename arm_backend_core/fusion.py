@@ -253,11 +253,11 @@ class Univariate:
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
         """Evaluate the function on real numbers, with PyTorch's own operators. ``grid``: float64, 1-D."""
-        known: dict[Univariate, torch.Tensor] = {}
+        results: dict[Univariate, torch.Tensor] = {}
 
         def real(x: Any) -> Any:
             if isinstance(x, Univariate):
-                return known[x]
+                return results[x]
             if isinstance(x, Tensor):  # the base may be a constant too
                 return grid if x is self.base or not x.is_constant else torch.from_numpy(x.real.reshape(-1))
             return x
@@ -266,13 +266,15 @@ class Univariate:
         while pending:  # iterative: a chain may exceed Python's recursion limit
             function = pending[-1]
             inner = [x for x in _operands(function.args, function.kwargs) if isinstance(x, Univariate)]
-            missing = [x for x in inner if x not in known]
+            missing = [x for x in inner if x not in results]
             if not missing:
                 pending.pop()
                 kwargs = {name: real(x) for name, x in function.kwargs.items()}
-                known[function] = _EVALUATED.get(function.target, function.target)(*map(real, function.args), **kwargs)
+                results[function] = _EVALUATED.get(function.target, function.target)(
+                    *map(real, function.args), **kwargs
+                )
             pending += missing
-        return known[self]
+        return results[self]
 
     @cached_property
     def oscillates(self) -> bool:

@@ -186,16 +186,16 @@ def _partition_program(program: ExportedProgram, partition: Partition) -> Export
 def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) -> None:
     """Remove the constants called ``names`` that have no readers."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    kept = []
+    live_specs = []
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
         if spec.kind not in _CONSTANT_KINDS or spec.arg.name not in names or node.users:
-            kept.append(spec)
+            live_specs.append(spec)
             continue
         program.graph.erase_node(node)
         for store in (program.state_dict, program.constants):
             store.pop(str(spec.target), None)
-    program.graph_signature.input_specs[:] = kept
+    program.graph_signature.input_specs[:] = live_specs
 
 
 class _DelegateStub:

@@ -331,13 +331,13 @@ class Lowering:
         source = self.read(_node(node.args[0]))
         assert isinstance(source, Tensor)
         q = self.node_qparams(node)
-        known = self._dequantized.setdefault(source.value, [])
+        tensors = self._dequantized.setdefault(source.value, [])
         # Every reader has its own dequantize node. They share one Tensor, so that ``as_univariate`` sees one base.
-        for tensor in known:
+        for tensor in tensors:
             if q.is_equivalent(tensor.q):
                 return tensor
-        known.append(Tensor(source.value, q))
-        return known[-1]
+        tensors.append(Tensor(source.value, q))
+        return tensors[-1]
 
     def _quantize(self, node: Node) -> Tensor:
         source = self.read(_node(node.args[0]))

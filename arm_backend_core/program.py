@@ -143,8 +143,8 @@ def lift_constants(program: ExportedProgram) -> None:
     graph, specs = program.graph_module.graph, program.graph_signature.input_specs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     mode = detect_fake_mode([node.meta.get("val") for node in placeholders])
-    place = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
-    first = next(x for x in graph.nodes if x in placeholders[place:] or x.op not in ("placeholder", "get_attr"))
+    index = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
+    first = next(x for x in graph.nodes if x in placeholders[index:] or x.op not in ("placeholder", "get_attr"))
     for node in graph.find_nodes(op="get_attr"):
         tensor = attrgetter(str(node.target))(program.graph_module)
         if not isinstance(tensor, torch.Tensor):
@@ -154,9 +154,9 @@ def lift_constants(program: ExportedProgram) -> None:
         node.meta["val"] = mode.from_tensor(tensor, static_shapes=True) if mode else tensor
         node.meta["val"].constant = tensor
         first.prepend(node)
-        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.target, persistent=True))
+        specs.insert(index, InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.target, persistent=True))
         program.state_dict[node.target] = tensor
-        place += 1
+        index += 1
     program.graph_module.recompile()
 
 

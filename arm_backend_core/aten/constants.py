@@ -41,8 +41,8 @@ def fold_weights(module: GraphModule) -> None:
         record = find(node)
         if record is None or record.kind is not Kind.CONV:
             continue
-        for place in (record.weight, record.bias):
-            source: Any = node.args[place] if place < len(node.args) else None
+        for position in (record.weight, record.bias):
+            source: Any = node.args[position] if position < len(node.args) else None
             if isinstance(source, Node) and source.op == "call_function" and source in constants:
                 with module.graph.inserting_before(source):
                     folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())

@@ -51,16 +51,16 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
             changes_memory(node) and _is_aliased(node.args[0], node, order, allow_inputs=write_back)
         ):
             return node
-    written: dict[Node, Node] = {}
+    mutated: dict[Node, Node] = {}
     for node in mutating:
         source, target = cast(Node, node.args[0]), _functional_overload(node)
         assert target is not None
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-        written[node] = written.pop(source, source)
+        mutated[node] = mutated.pop(source, source)
     with graph.inserting_before(graph.output_node()):
-        for result, source in written.items():
+        for result, source in mutated.items():
             if source.op != "call_function":
                 graph.call_function(aten.copy_.default, (source, result)).meta = dict(source.meta)
     return None

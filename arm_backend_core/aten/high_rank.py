@@ -112,9 +112,9 @@ def _split_permutation(shape: Sequence[int], order: Sequence[int]) -> Iterator[t
     sizes, order = merge_axes(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         candidates = []
-        for before, dim in pairwise(order):  # each step moves one dimension to its place, which merges at least two
+        for previous, dim in pairwise(order):  # each step moves one dimension to its place, which merges at least two
             step = [other for other in range(len(order)) if other != dim]
-            step.insert(step.index(before) + 1, dim)
+            step.insert(step.index(previous) + 1, dim)
             candidates.append(
                 (merge_axes([sizes[other] for other in step], [step.index(other) for other in order]), step)
             )

@@ -92,8 +92,8 @@ class _HigherOrderCall:
     def trip_count(self) -> int | None:
         """The trip count of a ``while_loop``; None if it depends on inputs or exceeds ``_MAX_UNROLLED_ROUNDS``."""
         condition, body, carried, captured = self.args
-        known = _propagate_constants(self.module, dict(self.constants))
-        state = [known.get(x) for x in (*carried, *captured)]
+        values = _propagate_constants(self.module, dict(self.constants))
+        state = [values.get(x) for x in (*carried, *captured)]
         for count in range(_MAX_UNROLLED_ROUNDS + 1):
             (continues,) = _evaluate_graph(self.module, condition, state)
             if continues is None or not continues:
@@ -106,18 +106,18 @@ def _evaluate_graph(module: GraphModule, graph: Node, operands: Sequence[Any]) -
     """Evaluate the results of a subgraph; None for those that depend on unknown operands."""
     body: GraphModule = operator.attrgetter(str(graph.target))(module)
     inputs = zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
-    known = _propagate_constants(body, {node: value for node, value in inputs if value is not None})
-    return [known.get(result) for result in pytree.tree_leaves(body.graph.output_node().args[0])]
+    values = _propagate_constants(body, {node: value for node, value in inputs if value is not None})
+    return [values.get(result) for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
-def _propagate_constants(module: GraphModule, known: dict[Node, Any]) -> dict[Node, Any]:
-    """Extend ``known`` by the nodes that can be evaluated from it and from constants."""
+def _propagate_constants(module: GraphModule, values: dict[Node, Any]) -> dict[Node, Any]:
+    """Extend ``values`` by the nodes that can be evaluated from it and from constants."""
     for node in module.graph.nodes:
         if node.op == "get_attr" and not is_state(node):
-            known[node] = operator.attrgetter(str(node.target))(module)
-        elif is_constant(node, known) or (node.target is aten.detach_.default and node.args[0] in known):
-            known[node] = evaluate_node(node, known.__getitem__)
-    return known
+            values[node] = operator.attrgetter(str(node.target))(module)
+        elif is_constant(node, values) or (node.target is aten.detach_.default and node.args[0] in values):
+            values[node] = evaluate_node(node, values.__getitem__)
+    return values
 
 
 def _inline_unchanged(call: _HigherOrderCall) -> list[Node]:
@@ -157,10 +157,10 @@ def _loop(call: _HigherOrderCall) -> list[Node]:
     if call.trip_count is not None:
         return list(carried)
     loop = sum(node.target is LOOP_IN for node in call.module.graph.nodes)  # unique number of the loop
-    starts = [call.call(LOOP_IN, x, loop, place) for place, x in enumerate(carried)]
+    starts = [call.call(LOOP_IN, x, loop, position) for position, x in enumerate(carried)]
     (continues,) = _inline_branch(call.module, condition, [*starts, *captured])
     results = call.call(LOOP_OUT, continues, _inline_branch(call.module, body, [*starts, *captured]), starts, loop)
-    return [call.call(operator.getitem, results, place) for place in range(len(starts))]
+    return [call.call(operator.getitem, results, position) for position in range(len(starts))]
 
 
 def _flex_attention(call: _HigherOrderCall) -> list[Any]:
@@ -207,14 +207,14 @@ def _inline_branch(module: GraphModule, branch: Node, operands: Sequence[Any]) -
 def _inline_graph(module: GraphModule, body: GraphModule, operands: Sequence[Any]) -> list[Any]:
     """Copy the nodes of ``body`` into the graph; returns the nodes of its results."""
     placeholders = body.graph.find_nodes(op="placeholder")
-    known: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
+    copies: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
     for node in body.graph.nodes:
         if node.op in ("placeholder", "output"):
             continue
-        known[node] = module.graph.node_copy(node, known.__getitem__)
+        copies[node] = module.graph.node_copy(node, copies.__getitem__)
         if node.op == "get_attr":
-            known[node].target = _register_submodule(module, operator.attrgetter(str(node.target))(body))
-    return [result and known[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
+            copies[node].target = _register_submodule(module, operator.attrgetter(str(node.target))(body))
+    return [result and copies[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
 def _register_submodule(module: GraphModule, value: Any) -> str:

@@ -118,17 +118,19 @@ class Intervals:
             ]
             if None in operands:
                 return None
-            known = [x for x in operands if x is not None]
-            interval, widths = _ARITHMETIC[name](*known), [x for x, y in known if x == y]
+            intervals = [x for x in operands if x is not None]
+            interval, widths = _ARITHMETIC[name](*intervals), [x for x, y in intervals if x == y]
             # Row offsets (row number * width) are assumed to fit.
             is_row_offset = (
-                name == "mul" and any(abs(width) < _MAX_ROW_WIDTH for width in widths) and all(map(_fits_int32, known))
+                name == "mul"
+                and any(abs(width) < _MAX_ROW_WIDTH for width in widths)
+                and all(map(_fits_int32, intervals))
             )
             return _assume(node) if is_row_offset and not _fits_int32(interval) else interval
         elif name not in ("maximum", "minimum"):
             return None
-        known = [x for x in operands if x is not None]
-        return _hull(*known) if known and len(known) == len(operands) else None
+        intervals = [x for x in operands if x is not None]
+        return _hull(*intervals) if intervals and len(intervals) == len(operands) else None
 
 
 def _name(node: Node) -> str:

@@ -146,8 +146,8 @@ class _MaskBounder:
     def _negative_maximum(self, x: Any) -> float:
         """The largest element of a constant if that is finite and negative, else 0."""
         value = self._constants.value(x) if isinstance(x, Node) and x in self._constants else torch.zeros(1)
-        most = float(value.max()) if value.numel() else 0.0
-        return min(most, 0.0) if math.isfinite(most) else 0.0
+        maximum = float(value.max()) if value.numel() else 0.0
+        return min(maximum, 0.0) if math.isfinite(maximum) else 0.0
 
     def _is_number(self, x: Any) -> bool:
         return x in self._constants and x.meta["val"].numel() == 1

@@ -29,7 +29,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
         The new stream, and for each inserted word its byte offset in Vela's stream, relative to the first command.
     """
     registers, kernels, words, offsets = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
-    table_dmas, lost = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
+    table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
     ofm_layout, is_cleared = tuple[int, ...](), False  # BLOCKDEP is 0 in the new stream, not in ``registers``
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
     for_u85 = npu.is_u85(stream)  # no known omissions before a DMA
@@ -46,11 +46,11 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             del kernels[: -(value >> 32) or None]
         elif number in npu.KERNELS:
             slot = (registers[_ACTIVATION] >> 32 & 31) - _TABLE_0
-            if slot in lost:
+            if slot in lost_tables:
                 put(_KERNEL_WAIT, *table_dmas[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
-                lost.remove(slot)
+                lost_tables.remove(slot)
             elif is_small_npu and slot < 0 and not for_u85:
-                lost.update(table_dmas)
+                lost_tables.update(table_dmas)
             maps = MAPS[: 3 if number == _ELEMENTWISE else 2]
             kernels = [*kernels[-1:], list(_kernel_spans(registers, maps))]
             is_chain = for_u85 and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
@@ -71,7 +71,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             if registers[_TARGET] >> 40 & 1:
                 slot = registers[_TO] >> 8 & 7
                 table_dmas[slot] = _dma_words(registers)
-                lost.discard(slot)
+                lost_tables.discard(slot)
         words += encode_command(number, value)
     return npu.pack_stream(stream, words), offsets
 
@@ -106,7 +106,7 @@ def _needs_kernel_wait(
     """
     (ofm_span,) = (span for span in kernels[0] if span[3])
     ifm_spans = [span for span in kernels[1] if not span[3]]
-    are_adjacent = len(ifm_spans) > 1 and _overlaps(ifm_spans[0], ifm_spans[1], apart=1)
+    are_adjacent = len(ifm_spans) > 1 and _overlaps(ifm_spans[0], ifm_spans[1], distance=1)
     for map_registers, ifm_span in zip(MAPS[::2], ifm_spans, strict=False):
         first, row, *others = _feature_map_layout(registers, map_registers)
         is_whole_rows = [row, *others] == [*ofm_layout[1:]] and not (first - ofm_layout[0]) % (row or 1)
@@ -115,8 +115,8 @@ def _needs_kernel_wait(
     return False
 
 
-def _overlaps(a: _Span, b: _Span, apart: int = 0) -> bool:
-    return a[0] == b[0] and a[1] < b[2] + apart and b[1] < a[2] + apart
+def _overlaps(a: _Span, b: _Span, distance: int = 0) -> bool:
+    return a[0] == b[0] and a[1] < b[2] + distance and b[1] < a[2] + distance
 
 
 def _dma_words(registers: dict[int, int]) -> list[int]:

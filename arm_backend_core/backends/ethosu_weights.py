@@ -53,9 +53,9 @@ def cache_weights_in_sram(answer: dict[str, Any], configuration: Configuration) 
             _add_tensor_row(answer, next(iter(users)), copies[span], length)
     if copies:
         copy_of = {at: (span[0], copies[span]) for at, span in reads.items() if span in copies}
-        for at, place in _append_commands(stream, copy_of, region, words).items():
+        for at, new_position in _append_commands(stream, copy_of, region, words).items():
             if at in layers:
-                layers[at][0] = str(4 * place)
+                layers[at][0] = str(4 * new_position)
         answer["command_stream"], answer["scratch"] = pack_stream(stream, words), (end, region)
         memories["Sram"]["peak"] += end - size
 

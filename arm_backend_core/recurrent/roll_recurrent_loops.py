@@ -72,7 +72,7 @@ SCAN = torch.ops.higher_order.scan
 _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
-def steps_per_call(total: int, wanted: int | str | None, program_steps: int = 0) -> int:
+def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
     """Choose the number of steps that one call computes.
 
     For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly:
@@ -81,15 +81,15 @@ def steps_per_call(total: int, wanted: int | str | None, program_steps: int = 0)
 
     Args:
         total: steps of the layer.
-        wanted: a number of steps, "auto", or None for all.
+        requested: a number of steps, "auto", or None for all.
         program_steps: steps of all layers of the program.
     """
-    if wanted == "auto" and (total > _MAX_UNROLLED_STEPS or program_steps > _MAX_TOTAL_STEPS):
+    if requested == "auto" and (total > _MAX_UNROLLED_STEPS or program_steps > _MAX_TOTAL_STEPS):
         step_weight = 2 if program_steps > _MAX_TOTAL_STEPS and total <= _MAX_UNROLLED_STEPS else 8
         return min(
             _STEPS_PER_CALL, key=lambda n: -(-total // n) + n / step_weight + (-total % n and total / 4 + -total % n)
         )
-    return min(wanted, total) if isinstance(wanted, int) else total
+    return min(requested, total) if isinstance(requested, int) else total
 
 
 @dataclass(frozen=True)
@@ -301,15 +301,15 @@ class _Chunk(_Writer):
 
     def _step(self, k: int, previous: Step) -> Step:
         step: Step = {}
-        for place, node in self._layer.steps[1].items():
-            _, structure, *reads = self._layer.reads[place]
+        for slot, node in self._layer.steps[1].items():
+            _, structure, *reads = self._layer.reads[slot]
             operands = [
                 self._operand(read, k, step, previous) if not isinstance(read, Constant) else self._constants[leaf]
                 for read, leaf in zip(reads, argument_leaves(node), strict=True)
             ]
             args, kwargs = pytree.tree_unflatten(operands, structure)
-            step[place] = self.graph.call_function(cast(Any, node.target), args, kwargs)
-            step[place].meta = dict(node.meta)
+            step[slot] = self.graph.call_function(cast(Any, node.target), args, kwargs)
+            step[slot].meta = dict(node.meta)
         return step
 
     def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:

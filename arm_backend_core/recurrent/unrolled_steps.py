@@ -269,8 +269,8 @@ class UnrolledLayer:
         return [read for reads in self.reads.values() for read in reads if isinstance(read, Slice)]
 
     def _sequence(self, read: Slice) -> tuple[Slice, int, int]:
-        whole = read._replace(number=0, cuts=(), casts=())
-        return whole, self._first[read.number], self._strides[read.number]
+        sequence = read._replace(number=0, cuts=(), casts=())
+        return sequence, self._first[read.number], self._strides[read.number]
 
     def sequence_index(self, read: Slice) -> int:
         """Index of a slice's sequence in ``sequences``."""
@@ -322,9 +322,9 @@ def _split_calls(steps: list[Step]) -> Iterator[list[Step]]:
     """Split steps into calls of the layer: a step that does not read the previous one starts a new call."""
     begin = 0
     for k in range(1, len(steps) + 1):
-        before = set(steps[k - 1].values())
+        previous = set(steps[k - 1].values())
         if k == len(steps) or not any(
-            strip_casts(x)[0] in before for node in steps[k].values() for x in node.all_input_nodes
+            strip_casts(x)[0] in previous for node in steps[k].values() for x in node.all_input_nodes
         ):
             if k - begin > 2:
                 yield steps[begin:k]

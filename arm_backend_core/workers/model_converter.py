@@ -82,10 +82,12 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
         message = result.stderr.decode(errors="replace").strip().splitlines()
         if flags:
             problem = message[0] if message else describe_exit(result.returncode)
-            known = re.findall(r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode())
-            allowed = sorted(set(known) - set(_RESERVED))
-            unknown = [flag for flag in flags if flag not in known]
-            nearest = [match for flag in unknown for match in get_close_matches(flag, known, 1)]
+            known_flags = re.findall(
+                r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode()
+            )
+            allowed = sorted(set(known_flags) - set(_RESERVED))
+            unknown = [flag for flag in flags if flag not in known_flags]
+            nearest = [match for flag in unknown for match in get_close_matches(flag, known_flags, 1)]
             hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
             raise ValueError(
                 f"compiler_flags={list(flags)}: the model converter refuses them: {problem}.{hint} "

@@ -93,9 +93,9 @@ def installed_release() -> Release:
             their bugs are unknown and a miscompiled program gives wrong results without an error.
     """
     text = version()
-    found = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
+    installed = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
     for release in RELEASES:
-        if found == release:
+        if installed == release:
             return release
     (major, minor), (last_major, last_minor) = min(RELEASES), max(RELEASES)
     raise ArmBackendError(

@@ -81,8 +81,8 @@ def configure(argv: list[str]) -> dict[str, Any]:
     vela.argparse = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     vela.main(["network.tosa", *argv])
     if not captured:
-        known = sorted(_Parser.last._option_string_actions) if _Parser.last else []
-        raise FlagError(_ONLY_PRINTS, known)
+        known_flags = sorted(_Parser.last._option_string_actions) if _Parser.last else []
+        raise FlagError(_ONLY_PRINTS, known_flags)
     return captured
 
 
