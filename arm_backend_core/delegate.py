@@ -153,10 +153,11 @@ def _compile_partition(
         checksum=extra_specs[0].value,
         vela=payload.vela,
         inputs=tuple(
-            _boundary_tensor(node, value, lowering) for node, value in zip(partition.inputs, graph.inputs, strict=True)
+            _describe_boundary_tensor(node, value, lowering)
+            for node, value in zip(partition.inputs, graph.inputs, strict=True)
         ),
         outputs=tuple(
-            _boundary_tensor(node, value, lowering)
+            _describe_boundary_tensor(node, value, lowering)
             for node, value in zip(partition.outputs, graph.outputs, strict=True)
         ),
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
@@ -215,10 +216,10 @@ def _compile_payload(
         raise error if origin is None else error.with_location(origin.operator, origin.source) from error
 
 
-def _boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.Io:
+def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:
     q = lowering.node_qparams(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
-    return events.Io(value.name, value.dtype.value, value.shape, scale, zero_point)
+    return events.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
 def _make_executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]) -> _Executor:

@@ -25,7 +25,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Io:
+class BoundaryTensor:
     """An input or output of a delegate; ``scale``/``zero_point`` are None when it is not quantized."""
 
     name: str
@@ -59,8 +59,8 @@ class Delegate:
     payload_bytes: int
     checksum: bytes
     vela: VelaFigures | None
-    inputs: tuple[Io, ...]
-    outputs: tuple[Io, ...]
+    inputs: tuple[BoundaryTensor, ...]
+    outputs: tuple[BoundaryTensor, ...]
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)
     handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     calls: int = 1

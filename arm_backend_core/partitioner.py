@@ -49,14 +49,14 @@ class _ArmPartitioner(Partitioner):
         self.compile_spec = compile_spec
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
-        self.loops = LoopRolling(steps_per_call)
+        self.loop_rolling = LoopRolling(steps_per_call)
         self._delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Delegate the ATen program; ``to_edge_transform_and_lower`` calls this before it decomposes."""
         self._delegated = True
         return delegate(
-            self.loops.roll_loops(exported_program, self.compile_spec, self.keep_on_cpu),
+            self.loop_rolling.roll_loops(exported_program, self.compile_spec, self.keep_on_cpu),
             self.compile_spec,
             keep_on_cpu=self.keep_on_cpu,
             require_full_delegation=self.require_full_delegation,
