@@ -91,8 +91,8 @@ class Regions:
     Args:
         records: the operators that will be quantized, in program order.
         constants: nodes that are parameters or computed from parameters alone.
-        may_be_wide: whether the configuration of a node offers int16 for such results.
-        is_wide: whether a node is int16 by its configuration.
+        may_be_int16: whether the configuration of a node offers int16 for such results.
+        is_int16: whether a node is int16 by its configuration.
         states: {buffer that the program writes: its new value}.
     """
 
@@ -100,8 +100,8 @@ class Regions:
         self,
         records: Mapping[Node, Record],
         constants: Container[Node],
-        may_be_wide: Callable[[Node], bool],
-        is_wide: Callable[[Node], bool],
+        may_be_int16: Callable[[Node], bool],
+        is_int16: Callable[[Node], bool],
         states: Mapping[Node, Node] = MappingProxyType({}),
     ) -> None:
         self._records = records
@@ -110,12 +110,12 @@ class Regions:
         self.merged = self._find_merged_producers()
         self.merged_consumers = set(self.merged.values())
         discontinuous = {node for node, record in records.items() if record.is_discontinuous}
-        self._discontinuous, added = set[Node](), {node for node in discontinuous if is_wide(node)}
+        self._discontinuous, added = set[Node](), {node for node in discontinuous if is_int16(node)}
         while True:
             self._discontinuous |= added
             self.chain_base, chained = self._find_chains()
             self.fused = chained | self.merged.keys()
-            self.int16_nodes = self._find_int16_nodes(may_be_wide)
+            self.int16_nodes = self._find_int16_nodes(may_be_int16)
             added = {
                 node for node in discontinuous - self._discontinuous if self.chain_base.get(node) in self.int16_nodes
             }
@@ -175,20 +175,20 @@ class Regions:
                 return base_of, fused
             fused = remaining
 
-    def _find_int16_nodes(self, may_be_wide: Callable[[Node], bool]) -> set[Node]:
+    def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
         """Find the nodes whose result is int16 in an int8 program.
 
         Layer normalization and softmax keep precision inside, and so do additions whose own result is int16. These form
         the residual stream of a transformer. A consumer that needs int8 (a matrix product) requantizes its operand.
         """
         int16_nodes = self.int16_nodes = {
-            node for node in self._feedback if node not in self._records or may_be_wide(node)
+            node for node in self._feedback if node not in self._records or may_be_int16(node)
         }
         slots = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
-            may_be_int16 = self._records[node].fixed_range is None and may_be_wide(node)
-            if may_be_int16 and any(map(self.benefits_from_int16, readers)):
+            is_candidate = self._records[node].fixed_range is None and may_be_int16(node)
+            if is_candidate and any(map(self.benefits_from_int16, readers)):
                 int16_nodes.add(node)
                 slots.add(node.meta.get(TIMESTEP_SLOT))
         return int16_nodes | {
