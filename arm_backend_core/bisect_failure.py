@@ -1,4 +1,4 @@
-"""Which operator a compiler died on: a tool that crashes does not say."""
+"""Failure bisection: find the operator on which a compiler crashed, because a crashing tool does not name it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,27 @@ from arm_backend_core.tosa.serialize import serialize
 
 
 def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
-    """Compile every operator alone, with the RESCALE behind it; the first that fails alike is the one.
+    """Compile every operator alone, with the RESCALE that reads it; the first that fails in the same way is the cause.
 
-    Only called after a failure that names no operator, so its cost (milliseconds an operator) is not felt otherwise.
+    Called only after a failure that names no operator; it costs milliseconds an operator.
+
+    Args:
+        graph: the graph that failed.
+        spec: how it was compiled.
+        error: the failure.
 
     Returns:
-        Where the operator comes from; None when each compiles alone.
+        The origin of the operator; None if every operator compiles alone.
     """
     users = graph.users()
     for op in graph.ops:
-        behind = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
+        rescales = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
-            part = cut_out(graph, [op, *behind], users, graph.ops.index)
+            part = cut_out(graph, [op, *rescales], users, graph.ops.index)
             compile_payload(spec, serialize(part), delegate="culprit", locate=lambda _: None)
-        except CompileError as failed:
-            if failed.artifact:
-                Path(failed.artifact).unlink(missing_ok=True)
-            if failed.reason.split(" while ")[0] == error.reason.split(" while ")[0]:
+        except CompileError as failure:
+            if failure.artifact:
+                Path(failure.artifact).unlink(missing_ok=True)
+            if failure.reason.split(" while ")[0] == error.reason.split(" while ")[0]:
                 return op.origin
     return None

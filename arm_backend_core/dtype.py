@@ -1,4 +1,4 @@
-"""TOSA's element types."""
+"""TOSA element types."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class DType(Enum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether values have 8 bits; TOSA moves, multiplies and pools them, and does nothing else."""
+        """Whether the type is FP8 for tensors; TOSA only moves, multiplies and pools such values."""
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 
     @property
@@ -64,7 +64,7 @@ class DType(Enum):
 _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
 _LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0, DType.FP6E2M3: 7.5, DType.FP6E3M2: 28.0}
 _LARGEST |= {DType.FP4E2M1: 6.0, DType.FP8UE8M0: 2.0**127}
-#: At most so many, in which no arithmetic is.
+#: Floating-point types of at most 8 bits; numpy has none of them, and an element counts one byte.
 _EIGHT_BITS = [DType(name) for name in ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1", "fp8ue8m0")]
 _STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
@@ -72,6 +72,6 @@ _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 
 @cache
 def _numpy(dtype: DType) -> np.dtype[Any]:
-    import numpy as np  # not at the top: a compile spec, which holds a target, is made without it
+    import numpy as np  # late import: creating a compile spec must not import numpy
 
     return np.dtype(_STORED.get(dtype, dtype.value))

@@ -1,4 +1,4 @@
-"""Errors that the compiler core raises, and the refusal that the partitioner treats as data."""
+"""Errors of the compiler core, and ``Unsupported``, the refusal that the partitioner treats as data."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Unsupported(Exception):
 
 
 class Fault(Unsupported):
-    """A rule of ours failed where it should have lowered the operator or refused it; ``fault`` makes it."""
+    """A bug of this compiler: a rule failed instead of lowering the operator or refusing it. See ``compiler_fault``."""
 
 
 class InternalError(ArmBackendError):
-    """A ``Fault``, where faults are errors."""
+    """A ``Fault`` in strict mode (``is_strict``)."""
 
 
 def is_strict() -> bool:
@@ -41,27 +41,27 @@ def is_strict() -> bool:
     return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
 
 
-def fault(what: str, error: Exception | None = None) -> Fault:
-    """The refusal of an operator on which a rule of ours failed: the export goes on with it on the CPU.
+def compiler_fault(description: str, error: Exception | None = None) -> Fault:
+    """Create the refusal of an operator on which a rule failed; the export continues with the operator on the CPU.
 
     Args:
-        what: how it failed.
-        error: the exception that the rule raised, if it did.
+        description: how the rule failed.
+        error: the exception that the rule raised, if any.
 
     Raises:
         InternalError: ``ARM_BACKEND_CORE_STRICT`` is set, as it is in the tests.
     """
-    reason = f"a fault of this compiler, which should be reported: {what}"
+    reason = f"a fault of this compiler, which should be reported: {description}"
     if is_strict():
         raise InternalError(reason) from error
     return Fault(reason)
 
 
 class CompileError(ArmBackendError):
-    """Vela or the model converter refused a delegate, or died on it.
+    """Vela or the model converter refused a delegate, or crashed on it.
 
     Args:
-        reason: what the tool said, or how it died.
+        reason: the tool's message, or how it ended.
         delegate: name of the delegate in the program.
         operator: the ATen operator that most likely caused it, if known.
         source: the line of the user's model that the operator comes from, if known.
@@ -89,11 +89,11 @@ class CompileError(ArmBackendError):
         self.source = source
         self.artifact = artifact
 
-    def at(self, operator: str, source: str) -> CompileError:
+    def with_location(self, operator: str, source: str) -> CompileError:
         """The same failure with its operator and source line."""
         artifact = self.artifact
         return CompileError(self.reason, delegate=self.delegate, operator=operator, source=source, artifact=artifact)
 
 
 class FullDelegationError(ArmBackendError):
-    """``require_full_delegation`` was asked for and operators are left on the CPU."""
+    """``require_full_delegation`` is set and operators stay on the CPU."""

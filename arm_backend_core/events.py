@@ -1,4 +1,4 @@
-"""What a compilation did: delegates made, operators refused. Reports are written from this log."""
+"""Compilation log: delegates created and operators rejected. Reports are written from it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Rejected:
-    """An operator that stays on the CPU, and why; ``fault``: a failure of the compiler, not a limit of the target."""
+class Rejection:
+    """An operator that stays on the CPU, and why; ``fault``: caused by a bug of this compiler."""
 
     node: str
     operator: str
@@ -25,7 +25,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Io:
+class BoundaryTensor:
     """An input or output of a delegate; ``scale``/``zero_point`` are None when it is not quantized."""
 
     name: str
@@ -37,18 +37,18 @@ class Io:
 
 @dataclass(frozen=True)
 class Delegate:
-    """A part of the program that the target runs.
+    """A delegate: a part of the program that the target runs.
 
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
-        origins: of each of them where it comes from, with the work that it does for each: at least one.
-        handles: of each of them ExecuTorch's debug handles, those of the operators that it was made for.
+        origins: for each TOSA operator, its origins (at least one), with the work that it does for each.
+        handles: for each TOSA operator, ExecuTorch's debug handles of the ATen operators that it implements.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
-        payload_bytes: size of what is stored in the ``.pte``.
-        checksum: of the same, as its compile spec has it.
-        vela: Vela's figures, for Ethos-U targets: of one inference.
-        calls: how often one inference calls it.
+        payload_bytes: size of the payload in the ``.pte``.
+        checksum: checksum of the payload, as in its compile spec.
+        vela: Vela's estimates for one inference, for Ethos-U targets.
+        calls: number of calls in one inference.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Delegate:
     payload_bytes: int
     checksum: bytes
     vela: VelaFigures | None
-    inputs: tuple[Io, ...]
-    outputs: tuple[Io, ...]
+    inputs: tuple[BoundaryTensor, ...]
+    outputs: tuple[BoundaryTensor, ...]
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)
     handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
     calls: int = 1
@@ -71,7 +71,7 @@ class Log:
     """Collected while ``record()`` is open; ``notes`` are sentences for the user."""
 
     delegates: list[Delegate] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[Rejection] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -79,7 +79,7 @@ _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)
 
 
 def current() -> Log:
-    """The innermost open log; one that nobody reads where none is open."""
+    """The innermost open log; a new log that is discarded if none is open."""
     return _log.get() or Log()
 
 

@@ -1,8 +1,11 @@
-"""Which operators are computed as one in integers: the quantizer asks it where to quantize, the lowering what to merge.
+"""Integer fusion: which operators are computed as one in integers.
 
-Two rules say it, for a graph of real numbers and for one with quantize and dequantize operators alike:
-``merging_reader`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function of
-one quantized tensor is ``Univariate`` until the lowering meets where it is quantized: then it is one TABLE or less.
+The quantizer uses it to decide where to quantize, the lowering to decide what to merge.
+
+Two rules decide, for a float graph and for a graph with quantize and dequantize operators alike: ``fusible_consumer``
+and ``common_base``. ``Regions`` applies them to a graph before quantization. An elementwise function of one quantized
+tensor stays a ``Univariate`` until the lowering reaches its quantize node. Then it becomes a RESCALE, a CLAMP or one
+TABLE.
 """
 
 from __future__ import annotations
@@ -32,14 +35,15 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Base = TypeVar("Base")
 _WAVES = (aten.sin.default, aten.cos.default)
-#: A tensor of one element may be its own slope: of the grid's numbers each has another.
+#: Kernels that replace an operator when it is evaluated on a grid. A one-element PReLU may use its operand as slope; on
+#: the grid, every point then has its own slope, which only the kernel accepts.
 _EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
 
 
-def merging_reader(node: Node) -> Node | None:
-    """The only reader of ``node``, if it is a clamp or a product with a positive number.
+def fusible_consumer(node: Node) -> Node | None:
+    """The only consumer of ``node``, if it is a clamp or a product with a positive number; else None.
 
-    It then merges into the RESCALE that the producer's integers leave through.
+    Such a consumer merges into the RESCALE that requantizes the producer's accumulator.
     """
     users = list(node.users)
     record = find(users[0]) if len(users) == 1 else None
@@ -51,10 +55,13 @@ def merging_reader(node: Node) -> Node | None:
 def common_base(
     node: Node, record: Record, bases: Iterable[Base], shape: Callable[[Base], Iterable[Any]]
 ) -> Base | None:
-    """The one tensor that ``node`` is an elementwise function of, None if it is not.
+    """The one tensor that ``node`` is an elementwise function of; None if there is no such tensor.
 
     Args:
-        bases: the tensors that its operands are, or are functions of; numbers left out.
+        node: the operator.
+        record: its record.
+        bases: for each operand that is not a number, the tensor that it is, or is a function of.
+        shape: returns the shape of a base.
     """
     distinct = set(bases)
     if not record.univariate or len(distinct) != 1:
@@ -63,151 +70,158 @@ def common_base(
     return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None
 
 
-def is_term(node: Node) -> bool:
-    """Whether ``node`` is a product that only a sum reads: of int16 it is then added as it is, in INT32."""
+def is_summed_product(node: Node) -> bool:
+    """Whether ``node`` is a product that only a sum reads; of int16 operands, the sum adds it unrounded in INT32."""
     targets = [overload_of(x.target) for x in (node, *node.users)]
     return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)
 
 
 class Regions:
-    """What will be computed as one of a graph that is going to be quantized.
+    """The fusion groups of a graph before quantization.
 
     Attributes:
-        merged: producers that merge with their only reader: {producer: reader}.
-        readers: these readers.
-        chain_base: for every elementwise function: the tensor it is a function of.
-        fused: nodes that are computed together with their reader, so that they have no parameters of their own:
-            producers in ``merged``, all but the last of a chain of functions of one tensor, terms within recurrent
-            layers.
-        int16_nodes: nodes whose result is int16 in an int8 program, as some reader keeps precision inside.
+        merged: producers that merge with their only consumer: {producer: consumer}.
+        merged_consumers: these consumers.
+        chain_base: {elementwise function: the tensor that it is a function of}.
+        fused: nodes that are computed together with their consumer and have no quantization parameters of their own:
+            producers in ``merged``, all but the last of a chain of functions of one tensor, and products that a sum
+            reads within recurrent layers.
+        int16_nodes: nodes whose result is int16 in an int8 program, because a consumer keeps more precision.
 
     Args:
         records: the operators that will be quantized, in program order.
-        constants: nodes that are parameters or computed from them alone.
-        may_be_wide: whether the configuration of a node has int16 for such results.
-        is_wide: whether a node is int16 by its configuration.
-        states: buffers that the program writes, and what it writes into each.
+        constants: nodes that are parameters or computed from parameters alone.
+        may_be_int16: whether the configuration of a node offers int16 for such results.
+        is_int16: whether a node is int16 by its configuration.
+        states: {buffer that the program writes: its new value}.
     """
 
     def __init__(
         self,
         records: Mapping[Node, Record],
         constants: Container[Node],
-        may_be_wide: Callable[[Node], bool],
-        is_wide: Callable[[Node], bool],
+        may_be_int16: Callable[[Node], bool],
+        is_int16: Callable[[Node], bool],
         states: Mapping[Node, Node] = MappingProxyType({}),
     ) -> None:
         self._records = records
         self._constants = constants
-        self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
-        self.merged = self._merged_producers()
-        self.readers = set(self.merged.values())
-        jumps = {node for node, record in records.items() if record.is_discontinuous}
-        self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
+        self._feedback = {node for state in states for node in self._find_feedback_path(state, states[state])}
+        self.merged = self._find_merged_producers()
+        self.merged_consumers = set(self.merged.values())
+        discontinuous = {node for node, record in records.items() if record.is_discontinuous}
+        self._discontinuous, added = set[Node](), {node for node in discontinuous if is_int16(node)}
         while True:
-            self._jumps |= late
-            self.chain_base, chained = self._chains()
+            self._discontinuous |= added
+            self.chain_base, chained = self._find_chains()
             self.fused = chained | self.merged.keys()
-            self.int16_nodes = self._wide(may_be_wide)
-            late = {node for node in jumps - self._jumps if self.chain_base.get(node) in self.int16_nodes}
-            if not late:  # what is int16 in an int8 program depends on what is one function
+            self.int16_nodes = self._find_int16_nodes(may_be_int16)
+            added = {
+                node for node in discontinuous - self._discontinuous if self.chain_base.get(node) in self.int16_nodes
+            }
+            if not added:  # which nodes are int16 depends on the chains, and the reverse: iterate to a fixpoint
                 break
 
     def operands(self, node: Node) -> list[Node]:
-        """float32 operands that are quantized as activations; constants of one element count as numbers."""
+        """The float32 operands that are quantized as activations; one-element constants count as numbers."""
         record = self._records[node]
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
-        found: list[Node] = []
+        operands: list[Node] = []
         for arg in _nodes(args):
-            number = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
-            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not number and arg not in found:
-                found.append(arg)
-        return found
+            is_number = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
+            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not is_number and arg not in operands:
+                operands.append(arg)
+        return operands
 
     def has_integer_rule(self, node: Node) -> bool:
-        """Whether ``node`` can be lowered on integers by itself; a function of one tensor is a TABLE."""
+        """Whether ``node`` alone has an integer lowering rule; a function of one tensor becomes a TABLE instead."""
         record = self._records[node]
-        alone = record.univariate and len(self.operands(node)) == 1
-        return record.lower_integer is not None and not alone
+        is_table = record.univariate and len(self.operands(node)) == 1
+        return record.lower_integer is not None and not is_table
 
-    def _merged_producers(self) -> dict[Node, Node]:
+    def _find_merged_producers(self) -> dict[Node, Node]:
         merged: dict[Node, Node] = {}
-        readers: set[Node] = set()
+        merged_consumers: set[Node] = set()
         for node, record in self._records.items():
-            reader = merging_reader(node) if record.absorbs_activation and node not in readers else None
+            reader = fusible_consumer(node) if record.absorbs_activation and node not in merged_consumers else None
             if reader in self._records and reader is not None and self.has_integer_rule(node):
                 merged[node] = reader
-                readers.add(reader)
+                merged_consumers.add(reader)
         return merged
 
-    def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
-        """Origins, and the functions that are interior.
+    def _find_chains(self) -> tuple[dict[Node, Node], set[Node]]:
+        """Find chains of functions of one tensor; returns {function: base} and the fused functions.
 
-        Starts with all of them interior, but for what jumps in int16 and its operands, and takes out, until nothing
-        changes, those that someone reads who is not a function of the same tensor.
+        Greatest fixpoint: all functions start as fused, except int16 functions that are discontinuous and their
+        operands. A function with a reader that is not a function of the same tensor is removed, until nothing changes.
         """
-        members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
-        interior = {node for node in members if self._jumps.isdisjoint((node, *node.users))}
+        members = [
+            node for node, record in self._records.items() if record.univariate and node not in self.merged_consumers
+        ]
+        fused = {node for node in members if self._discontinuous.isdisjoint((node, *node.users))}
         while True:
-            origin: dict[Node, Node] = {}
+            base_of: dict[Node, Node] = {}
             for node in members:
-                bases = [origin.get(x, x) if x in interior else x for x in self.operands(node)]
+                bases = [base_of.get(x, x) if x in fused else x for x in self.operands(node)]
                 base = common_base(node, self._records[node], bases, lambda x: x.meta["val"].shape)
                 if base is not None:
-                    origin[node] = base
-            kept = {
+                    base_of[node] = base
+            remaining = {
                 node
-                for node in interior
-                if node in origin and node.users and all(origin.get(user) is origin[node] for user in node.users)
+                for node in fused
+                if node in base_of and node.users and all(base_of.get(user) is base_of[node] for user in node.users)
             }
-            if kept == interior:
-                return origin, interior
-            interior = kept
+            if remaining == fused:
+                return base_of, fused
+            fused = remaining
 
-    def _wide(self, may_be: Callable[[Node], bool]) -> set[Node]:
-        """Layer normalization and softmax keep precision inside, and so do additions that are wide themselves.
+    def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
+        """Find the nodes whose result is int16 in an int8 program.
 
-        These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
-        operand once more.
+        Layer normalization and softmax keep precision inside, and so do additions whose own result is int16. These form
+        the residual stream of a transformer. A consumer that needs int8 (a matrix product) requantizes its operand.
         """
-        wide = self.int16_nodes = {node for node in self._feedback if node not in self._records or may_be(node)}
-        places = set[Any]()
+        int16_nodes = self.int16_nodes = {
+            node for node in self._feedback if node not in self._records or may_be_int16(node)
+        }
+        slots = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
-            free = self._records[node].fixed_range is None and may_be(node)
-            if free and any(map(self.reads_wide, readers)):
-                wide.add(node)
-                places.add(node.meta.get(TIMESTEP_SLOT))
-        return wide | {
-            node for node in self._records if TIMESTEP_SLOT in node.meta and node.meta[TIMESTEP_SLOT] in places
+            is_candidate = self._records[node].fixed_range is None and may_be_int16(node)
+            if is_candidate and any(map(self.benefits_from_int16, readers)):
+                int16_nodes.add(node)
+                slots.add(node.meta.get(TIMESTEP_SLOT))
+        return int16_nodes | {
+            node for node in self._records if TIMESTEP_SLOT in node.meta and node.meta[TIMESTEP_SLOT] in slots
         }
 
-    def _fed_back(self, state: Node, value: Node) -> set[Node]:
-        """``state`` and what is between it and its new value, where that is arithmetic of the old, element by element.
+    def _find_feedback_path(self, state: Node, value: Node) -> set[Node]:
+        """The nodes from ``state`` to its new ``value``, if that is elementwise arithmetic of the old value; else none.
 
-        What is rounded there adds up from call to call: a mean that moves by less than half a step would not move.
+        Rounding errors on this path accumulate from call to call: a running mean that moves by less than half a
+        quantization step would never move.
         """
         reached = {state}
         for node, record in self._records.items():
             if (record.univariate or record.kind is Kind.SHARED) and not reached.isdisjoint(node.all_input_nodes):
                 reached.add(node)
-        between, waiting = set[Node](), [value]
-        while waiting:
-            node = waiting.pop()
-            if node in reached and node not in between:
-                between.add(node)
-                waiting += node.all_input_nodes
-        computes = any(node in self._records and self._records[node].univariate for node in between)
-        return between if computes else set()
+        path, pending = set[Node](), [value]
+        while pending:
+            node = pending.pop()
+            if node in reached and node not in path:
+                path.add(node)
+                pending += node.all_input_nodes
+        computes = any(node in self._records and self._records[node].univariate for node in path)
+        return path if computes else set()
 
-    def reads_wide(self, user: Node) -> bool:
-        """Whether int16 operands are worth having for ``user`` in an int8 program."""
+    def benefits_from_int16(self, user: Node) -> bool:
+        """Whether ``user`` gains accuracy from int16 operands in an int8 program."""
         record, target, single = self._records[user], overload_of(user.target), user in self.chain_base
-        divides = target is aten.div.Tensor and not single  # by sums that may be small: efficientvit_b0 5 dB, now 11
+        divides = target is aten.div.Tensor and not single  # divisors may be small sums: efficientvit_b0 5 dB -> 11 dB
         if record.reads_int16 or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
             return True
-        adds = not single or target is aten.add.Tensor  # with a number, which keeps a divisor from 0
-        arithmetic = (record.absorbs_activation and record.univariate and adds) or user in self._feedback
+        is_offset = not single or target is aten.add.Tensor  # an added number, which keeps a divisor from 0
+        arithmetic = (record.absorbs_activation and record.univariate and is_offset) or user in self._feedback
         return (arithmetic or record.kind is Kind.SHARED) and not self.int16_nodes.isdisjoint(
             (user, self.merged.get(user))
         )
@@ -224,8 +238,8 @@ class Univariate:
         kwargs: the same by name.
         clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
         factor: c when the function is c * base, c > 0, and nothing else.
-        is_discontinuous: it is a function of int16 that jumps, and nothing else.
-        composed: where ``base`` is a wave of many turns, the function of that wave's base.
+        is_discontinuous: the function is one discontinuous operator on an int16 tensor.
+        composed: if ``base`` is an oscillating function, the whole function in terms of that function's base.
     """
 
     base: Tensor
@@ -238,70 +252,80 @@ class Univariate:
     composed: Univariate | None = None
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
-        """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
-        known: dict[Univariate, torch.Tensor] = {}
+        """Evaluate the function on real numbers, with PyTorch's own operators. ``grid``: float64, 1-D."""
+        results: dict[Univariate, torch.Tensor] = {}
 
         def real(x: Any) -> Any:
             if isinstance(x, Univariate):
-                return known[x]
+                return results[x]
             if isinstance(x, Tensor):  # the base may be a constant too
                 return grid if x is self.base or not x.is_constant else torch.from_numpy(x.real.reshape(-1))
             return x
 
-        waiting = [self]
-        while waiting:  # a chain may be longer than Python's stack
-            function = waiting[-1]
+        pending = [self]
+        while pending:  # iterative: a chain may exceed Python's recursion limit
+            function = pending[-1]
             inner = [x for x in _operands(function.args, function.kwargs) if isinstance(x, Univariate)]
-            missing = [x for x in inner if x not in known]
+            missing = [x for x in inner if x not in results]
             if not missing:
-                waiting.pop()
+                pending.pop()
                 kwargs = {name: real(x) for name, x in function.kwargs.items()}
-                known[function] = _EVALUATED.get(function.target, function.target)(*map(real, function.args), **kwargs)
-            waiting += missing
-        return known[self]
+                results[function] = _EVALUATED.get(function.target, function.target)(
+                    *map(real, function.args), **kwargs
+                )
+            pending += missing
+        return results[self]
 
     @cached_property
     def oscillates(self) -> bool:
-        """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
-        q = self.base.q
-        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and wave(values(self._values, q)) > 0
+        """Whether it is a sine or cosine of int16 with too many periods for the TABLE's linear interpolation.
 
-    def _values(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        A further function of it is then computed from its int16 value and not from its base.
+        """
+        q = self.base.q
+        return (
+            self.target in _WAVES
+            and q is not None
+            and q.dtype is DType.INT16
+            and wave(values(self._evaluate_array, q)) > 0
+        )
+
+    def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
 
-    def tabulated(self, b: Builder) -> Tensor:
-        """In int16 steps that hold all its values."""
+    def to_int16_table(self, b: Builder) -> Tensor:
+        """The function's values as an int16 tensor whose scale covers all of them."""
         assert self.base.q is not None
-        real = values(self._values, self.base.q)[:-1]
+        real = values(self._evaluate_array, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
-        return Tensor(self.quantized(b, q), q)
+        return Tensor(self.quantize(b, q), q)
 
-    def settled(self) -> Tensor:
-        """A function that only scales: the same integers in another scale.
+    def to_scaled_tensor(self) -> Tensor:
+        """The result of a function that only scales: the base's integers with another scale.
 
         Raises:
-            Unsupported: any other must be quantized before it is read.
+            Unsupported: the function does more than scale, so it must be quantized before it is read.
         """
         if self.factor is None:
             raise Unsupported(f"its operand, the result of {self.target}, is not quantized")
         return Tensor(self.base.value, _scaled(self.base.q, self.factor))
 
-    def quantized(self, b: Builder, q: QParams) -> Value:
-        """The function's values in parameters ``q``: by a RESCALE, a CLAMP after one, or else a TABLE."""
+    def quantize(self, b: Builder, q: QParams) -> Value:
+        """Quantize the function's values to ``q``, with a RESCALE, a RESCALE and a CLAMP, or else a TABLE."""
         base, context = self.base, Context(b, None, q)  # type: ignore[arg-type]
         assert base.q is not None
         if self.factor is not None:
-            return context.requantize(self.settled(), q)
-        if self.clamp is not None and (base.q.same(q) or DType.INT16 in (base.q.dtype, q.dtype)):
+            return context.requantize(self.to_scaled_tensor(), q)
+        if self.clamp is not None and (base.q.is_equivalent(q) or DType.INT16 in (base.q.dtype, q.dtype)):
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        return lookup(b, base, self._values, q)
+        return lookup(b, base, self._evaluate_array, q)
 
 
-def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
-    """``node`` as a function of the one quantized tensor that its operands are, or are functions of, if so it is."""
+def as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
+    """``node`` as a function of one quantized tensor; None if its operands have no common per-tensor base."""
     operands = [
         x for x in _operands(args, kwargs) if isinstance(x, Univariate) or not x.is_constant or x.value.size > 1
     ]
@@ -313,12 +337,12 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
     if args[0] is not base:
         return function
     clamp = record.clamp and record.clamp(*args, **kwargs)
-    jumps = record.is_discontinuous and base.q.dtype is DType.INT16
-    return replace(function, clamp=clamp, factor=_factor(node, record), is_discontinuous=jumps)
+    is_discontinuous = record.is_discontinuous and base.q.dtype is DType.INT16
+    return replace(function, clamp=clamp, factor=_factor(node, record), is_discontinuous=is_discontinuous)
 
 
-def before_reader(reader: Node, q: QParams) -> QParams:
-    """Parameters of the operand of a ``merging_reader`` whose result has ``q``."""
+def qparams_before_consumer(reader: Node, q: QParams) -> QParams:
+    """Quantization parameters of a fusible consumer's operand, given those of its result, ``q``."""
     record = find(reader)
     factor = None if record is None or record.clamp is not None else _factor(reader, record)
     return q if factor is None else _scaled(q, 1 / factor)

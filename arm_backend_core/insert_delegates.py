@@ -1,4 +1,4 @@
-"""Delegates put into an ExportedProgram in place of the nodes that they compute, all of them in one go."""
+"""Delegate insertion: replace partitions of an ExportedProgram by delegate calls, all in one pass."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
-from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, drop_unread
-from arm_backend_core.program import program_of
+from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, eliminate_dead_code
+from arm_backend_core.program import build_program
 
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Part:
+class Partition:
     """Nodes that become one delegate.
 
     Attributes:
-        name: of the delegate.
-        nodes: in program order.
-        inputs: what they read of others and is not constant, in program order, a quantized input where the input is.
+        name: name of the delegate.
+        nodes: the nodes, in program order.
+        inputs: non-constant nodes outside that they read, in program order. A quantized input counts at the position of
+            the input itself.
         constants: placeholders of parameters, buffers and constants that they read.
-        outputs: those that others read, in program order.
+        outputs: the nodes that others read, in program order.
     """
 
     name: str
@@ -39,21 +40,32 @@ class Part:
     outputs: list[Node]
 
     @staticmethod
-    def of(name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]) -> Part:
-        """The part that ``nodes`` are; ``position`` orders nodes as the program does."""
+    def from_nodes(
+        name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]
+    ) -> Partition:
+        """Build the partition of ``nodes``; ``position`` returns a node's index in the program."""
         members = set(nodes)
         read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
         sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
-        return Part(name, nodes, inputs, [source for source in sources if source in constants], outputs)
+        return Partition(name, nodes, inputs, [source for source in sources if source in constants], outputs)
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What a part was compiled to; ``execute`` computes it in Python, ``meta`` is kept with the delegate."""
+class CompiledPartition:
+    """A compiled partition.
 
-    part: Part
+    Attributes:
+        partition: the partition.
+        backend_id: ExecuTorch's id of the backend.
+        payload: the bytes that the backend's runtime loads.
+        compile_specs: compile specs stored with the delegate.
+        execute: computes the partition in Python.
+        meta: metadata of the lowered module.
+    """
+
+    partition: Partition
     backend_id: str
     payload: bytes
     compile_specs: list[Any]
@@ -61,134 +73,136 @@ class Compiled:
     meta: dict[str, Any]
 
 
-def insert_delegates(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
-    """Put ``delegates`` into the program, and take out the nodes and the constants that nothing else reads."""
+def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledPartition]) -> None:
+    """Insert ``delegates`` into the program; remove the nodes that they replace, and constants that become unused."""
     if not delegates:
         return
-    joints = _BoundaryCasts()
-    modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
+    casts = _BoundaryCasts()
+    modules = [_lowered_module(program, delegate) for delegate in delegates]  # before the nodes are replaced
     for delegate, module in zip(delegates, modules, strict=True):
-        _insert(program, delegate.part, module, joints)
+        _insert_call(program, delegate.partition, module, casts)
     for delegate in delegates:
-        for node in reversed(delegate.part.nodes):
+        for node in reversed(delegate.partition.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
-    drop_unread(program.graph)  # casts back to int64 that only delegates would have read
-    drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
+    eliminate_dead_code(program.graph)  # casts back to int64 that only delegates read
+    eliminate_dead_constants(program, {node.name for delegate in delegates for node in delegate.partition.constants})
     program.graph_module.recompile()
 
 
 class _BoundaryCasts:
-    """Nodes on the CPU that bring a tensor across a boundary, one for each tensor however many delegates read it."""
+    """CPU nodes that carry tensors across delegate boundaries; one for each tensor, shared by all delegates."""
 
     def __init__(self) -> None:
-        self._made: dict[Node, Node] = {}
+        self._converted: dict[Node, Node] = {}
 
-    def enter(self, source: Node) -> Node:
-        """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
-        if source not in self._made:
-            wide = source.meta["val"].dtype is torch.int64
-            self._made[source] = _laid_out(_cast(source, torch.int32) if wide else source)
-        return self._made[source]
+    def convert_input(self, source: Node) -> Node:
+        """Convert ``source`` to a delegate's input: int64 to int32, laid out in memory as ``boundary_order`` says."""
+        if source not in self._converted:
+            is_int64 = source.meta["val"].dtype is torch.int64
+            self._converted[source] = _to_boundary_layout(_cast(source, torch.int32) if is_int64 else source)
+        return self._converted[source]
 
-    def leave(self, pick: Node, node: Node) -> None:
-        """Have ``pick``, a delegate's result, read in place of ``node``: as int64 where that was its type."""
-        self._made[node] = pick
-        wanted = node.meta["val"].dtype
-        node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
+    def replace_output(self, pick: Node, node: Node) -> None:
+        """Replace ``node`` by ``pick``, a delegate's result, cast back to ``node``'s type (int64)."""
+        self._converted[node] = pick
+        dtype = node.meta["val"].dtype
+        node.replace_all_uses_with(pick if dtype is pick.meta["val"].dtype else _cast(pick, dtype))
 
 
-def _laid_out(source: Node) -> Node:
+def _to_boundary_layout(source: Node) -> Node:
     value = source.meta["val"]
     if value.permute(boundary_order(source)).is_contiguous():
         return source
-    return _after(source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous())
+    return _insert_after(
+        source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous()
+    )
 
 
 def _cast(source: Node, dtype: torch.dtype) -> Node:
-    return _after(source, torch.ops.aten._to_copy.default, {"dtype": dtype}, source.meta["val"].to(dtype))
+    return _insert_after(source, torch.ops.aten._to_copy.default, {"dtype": dtype}, source.meta["val"].to(dtype))
 
 
-def _after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
-    """A node of the boundary behind ``source``; placeholders stay together."""
-    behind = source
-    while behind.op == "placeholder" and behind.next.op == "placeholder":
-        behind = behind.next
-    with source.graph.inserting_after(behind):
+def _insert_after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
+    """Insert a boundary node after ``source``, or after the last placeholder if ``source`` is one."""
+    position = source
+    while position.op == "placeholder" and position.next.op == "placeholder":
+        position = position.next
+    with source.graph.inserting_after(position):
         node = source.graph.call_function(target, (source,), kwargs)
     node.meta |= {"val": value, BOUNDARY: True, "stack_trace": source.meta.get("stack_trace")}
     return node
 
 
-def _insert(program: ExportedProgram, part: Part, module: Any, joints: _BoundaryCasts) -> None:
-    """The call of the delegate; what read the part's outputs reads the call's results."""
+def _insert_call(program: ExportedProgram, partition: Partition, module: Any, casts: _BoundaryCasts) -> None:
+    """Insert the call of the delegate, and redirect readers of the partition's outputs to its results."""
     from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
 
     graph = program.graph
-    names = {node.name: node for node in part.outputs}
-    with graph.inserting_before(part.nodes[0]):
+    names = {node.name: node for node in partition.outputs}
+    with graph.inserting_before(partition.nodes[0]):
         lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
-        sources = [joints.enter(node) for node in part.inputs]
+        sources = [casts.convert_input(node) for node in partition.inputs]
         call = graph.call_function(executorch_call_delegate, (lowered, *sources))
-        results = [_as_delegated(node.meta["val"]) for node in part.outputs]
+        results = [_delegate_result(node.meta["val"]) for node in partition.outputs]
         call.meta["val"] = results
         picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
-    for node, pick, value in zip(part.outputs, picks, results, strict=True):
+    for node, pick, value in zip(partition.outputs, picks, results, strict=True):
         pick.meta["val"] = value
-        joints.leave(pick, node)
+        casts.replace_output(pick, node)
     for spec, node in zip(program.graph_signature.output_specs, graph.output_node().args[0], strict=True):
         if spec.arg.name in names:
             spec.arg.name = node.name
 
 
-def _as_delegated(value: torch.Tensor) -> torch.Tensor:
-    """A delegate's result: contiguous, without int64."""
+def _delegate_result(value: torch.Tensor) -> torch.Tensor:
+    """Metadata of a delegate's result: contiguous, int32 in place of int64."""
     return (value.to(torch.int32) if value.dtype is torch.int64 else value).contiguous()
 
 
-def _lowered_module(program: ExportedProgram, delegate: Compiled) -> Any:
-    owned = _own_program(program, delegate.part)
-    stub = _Outputs([_as_delegated(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
-    owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
-    lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
+def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> Any:
+    part_program = _partition_program(program, delegate.partition)
+    stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
+    part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+    lowered = _lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
     lowered.meta = dict(delegate.meta)
     return lowered
 
 
-def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
-    """The part as a program of its own, for tools that look into delegates."""
+def _partition_program(program: ExportedProgram, partition: Partition) -> ExportedProgram:
+    """The partition as an ExportedProgram, for tools that inspect delegates."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
-    for node in (*part.constants, *part.inputs):
+    for node in (*partition.constants, *partition.inputs):
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(node.meta)
-    for node in part.nodes:
+    for node in partition.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(tuple(copies[node] for node in part.outputs))
-    return program_of(program, graph, {copies[node]: specs[node.name] for node in part.constants})
+    graph.output(tuple(copies[node] for node in partition.outputs))
+    return build_program(program, graph, {copies[node]: specs[node.name] for node in partition.constants})
 
 
-def drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
-    """Take out the constants called ``names`` that nothing reads any more."""
+def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) -> None:
+    """Remove the constants called ``names`` that have no readers."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    kept = []
+    live_specs = []
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
-        if spec.kind not in _HELD or spec.arg.name not in names or node.users:
-            kept.append(spec)
+        if spec.kind not in _CONSTANT_KINDS or spec.arg.name not in names or node.users:
+            live_specs.append(spec)
             continue
         program.graph.erase_node(node)
         for store in (program.state_dict, program.constants):
             store.pop(str(spec.target), None)
-    program.graph_signature.input_specs[:] = kept
+    program.graph_signature.input_specs[:] = live_specs
 
 
-class _Outputs:
-    """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
+class _DelegateStub:
+    """Stub of a delegate's original module: returns outputs of the right shape and type, or runs the graph.
 
-    ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata
-    are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
+    ExecuTorch calls it with fake tensors each time it traces the program (12 times in an export); only metadata matter
+    then. With real tensors it runs the delegate, so that an edge program can be executed in Python.
     """
 
     def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:
@@ -205,7 +219,7 @@ def _lowered_module_class() -> type[Any]:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     class ArmLoweredModule(LoweredBackendModule):
-        """A delegate that is never changed once it is compiled, so it need not be copied."""
+        """A compiled delegate; immutable, so ``deepcopy`` returns it unchanged."""
 
         def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
             return self

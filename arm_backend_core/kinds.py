@@ -1,4 +1,7 @@
-"""Kinds of numbers that tensors hold. Who asks for one names it: no kind is what is left of the others."""
+"""Scalar kinds of tensor elements.
+
+Callers compare with a named kind. No kind is defined as the complement of the others, so an unknown type is an error.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from arm_backend_core.errors import ModelError
 
 
 class ScalarKind(Enum):
-    """What the elements of a tensor are."""
+    """The kind of a tensor's elements."""
 
     FLOAT = "floating point"
     INTEGER = "integer"
@@ -18,8 +21,8 @@ class ScalarKind(Enum):
     COMPLEX = "complex"
 
 
-#: Kinds that are counted with: booleans are 0 and 1.
-COUNTABLE = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
+#: Integral kinds; booleans count as 0 and 1.
+INTEGER_OR_BOOL = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
 
 _KINDS: dict[ScalarKind, str] = {
     ScalarKind.FLOAT: (
@@ -33,8 +36,8 @@ _KINDS: dict[ScalarKind, str] = {
     ScalarKind.BOOLEAN: "bool",
     ScalarKind.COMPLEX: "complex32 complex64 complex128",
 }
-#: Types of newer PyTorch versions among them are absent from older ones.
-_OF: dict[torch.dtype, ScalarKind] = {
+#: Skips types that the installed PyTorch version lacks.
+_KIND_OF: dict[torch.dtype, ScalarKind] = {
     getattr(torch, name): kind for kind, names in _KINDS.items() for name in names.split() if hasattr(torch, name)
 }
 
@@ -45,9 +48,9 @@ def kind_of(dtype: torch.dtype) -> ScalarKind:
     Raises:
         ModelError: it is none of the four (``torch.qint8``, ``torch.bits8``).
     """
-    if dtype not in _OF:
+    if dtype not in _KIND_OF:
         raise ModelError(
             f"tensors of {dtype} hold no floating-point numbers, integers, booleans or complex numbers: convert them "
             "in the model, a quantized tensor with .dequantize()"
         )
-    return _OF[dtype]
+    return _KIND_OF[dtype]

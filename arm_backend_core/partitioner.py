@@ -1,7 +1,7 @@
 """Partitioners for ``to_edge_transform_and_lower``.
 
-Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``): composite operators
-are still whole, and the edge stages find only the delegates. What a target supports is asked of the operator records.
+Delegation happens before ExecuTorch decomposes the program (``transform_for_pre_decomposition``). Composite operators
+are still intact then, and the edge stages see only the delegates. The operator records define what a target supports.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class ArmPartitioner(Partitioner):
         compile_spec: the target.
         keep_on_cpu: predicates; a node for which one holds is not delegated.
         require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
-        steps_per_call: how many steps of a recurrent layer one call of a loop's delegate computes; "auto" chooses for
-            long layers, None leaves all layers unrolled.
+        steps_per_call: steps of a recurrent layer that one call of a loop's delegate computes. "auto" chooses for long
+            layers; None leaves all layers unrolled.
     """
 
     spec_class: type[ArmCompileSpec]
@@ -40,7 +40,7 @@ class ArmPartitioner(Partitioner):
         require_full_delegation: bool = False,
         steps_per_call: int | Literal["auto"] | None = None,
     ) -> None:
-        super().__init__({})  # the default cannot be copied or pickled
+        super().__init__({})  # the default spec cannot be copied or pickled
         if not isinstance(compile_spec, self.spec_class):
             raise TypeError(
                 f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "
@@ -49,24 +49,24 @@ class ArmPartitioner(Partitioner):
         self.compile_spec = compile_spec
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
-        self.loops = LoopRolling(steps_per_call)
+        self.loop_rolling = LoopRolling(steps_per_call)
         self._delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
-        """Called by ``to_edge_transform_and_lower`` on the ATen program."""
+        """Delegate the ATen program; ``to_edge_transform_and_lower`` calls this before it decomposes."""
         self._delegated = True
         return delegate(
-            self.loops.looped(exported_program, self.compile_spec, self.keep_on_cpu),
+            self.loop_rolling.roll_loops(exported_program, self.compile_spec, self.keep_on_cpu),
             self.compile_spec,
             keep_on_cpu=self.keep_on_cpu,
             require_full_delegation=self.require_full_delegation,
         )
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Nothing is left to do once the program went through ``transform_for_pre_decomposition``.
+        """Tag nothing: ``transform_for_pre_decomposition`` has delegated the program already.
 
         Raises:
-            ArmBackendError: it did not, because ``to_backend`` was called directly.
+            ArmBackendError: it has not, because ``to_backend`` was called directly.
         """
         if not self._delegated:
             raise ArmBackendError(

@@ -1,4 +1,7 @@
-"""Orders of dimensions: dimension i of what is stored is dimension ``layout[i]`` of what the program means."""
+"""Permutations of dimensions (memory layouts).
+
+Dimension i of the stored tensor is dimension ``layout[i]`` of the program's tensor.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,24 @@ Layout = tuple[int, ...]
 
 @lru_cache(maxsize=65536)
 def identity(rank: int) -> Layout:
-    """The layout of the program itself."""
+    """The identity permutation: the program's own dimension order."""
     return tuple(range(rank))
 
 
 @lru_cache(maxsize=65536)
 def compose(first: Layout, second: Layout) -> Layout:
-    """TRANSPOSE by ``first``, then by ``second``, as one."""
+    """The permutation equal to TRANSPOSE by ``first``, then by ``second``."""
     return tuple(first[i] for i in second)
 
 
 @lru_cache(maxsize=65536)
 def inverse(layout: Layout) -> Layout:
-    """The TRANSPOSE that undoes ``layout``."""
+    """The inverse permutation."""
     return tuple(sorted(range(len(layout)), key=layout.__getitem__))
 
 
-def merged(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
-    """Shape and permutation with neighbours that stay neighbours as one dimension, and none of size 1."""
+def merge_axes(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
+    """Simplify a transpose: merge dimensions that stay adjacent, and drop dimensions of size 1."""
     runs: list[list[int]] = []
     for axis in (axis for axis in perms if shape[axis] != 1):
         if runs and all(shape[between] == 1 for between in range(runs[-1][-1] + 1, axis)) and axis > runs[-1][-1]:

@@ -1,4 +1,4 @@
-"""Reading and rewriting an ExportedProgram."""
+"""Helpers to read, copy and rewrite an ExportedProgram."""
 
 from __future__ import annotations
 
@@ -27,7 +27,14 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import attribute, drop_unread, evaluated, is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import (
+    add_buffer_node,
+    eliminate_dead_code,
+    evaluate_node,
+    is_constant,
+    is_dequantize,
+    is_quantize,
+)
 
 if TYPE_CHECKING:
     pass
@@ -39,7 +46,7 @@ Tensors = dict[str, Any]
 
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Tensors of the placeholders that are parameters, buffers or lifted constants, unless the program writes them."""
+    """Tensors of the placeholders that are parameters, buffers or lifted constants, without mutated buffers."""
     written = set(program.graph_signature.buffers_to_mutate.values())
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
@@ -52,70 +59,74 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 
 
 def store_of(program: ExportedProgram, name: str) -> Tensors:
-    """The table of the program that has the parameter, buffer or constant of this name, if one has."""
+    """The program's table that holds the parameter, buffer or constant ``name``: ``state_dict`` or ``constants``."""
     return program.state_dict if name in program.state_dict else program.constants
 
 
-def copied(program: ExportedProgram) -> ExportedProgram:
-    """A program with graph, signature and tables of weights of its own; the weights are shared."""
-    module, signature = copied_module(program.graph_module), copy.deepcopy(program.graph_signature)
-    return with_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
+def copy_program(program: ExportedProgram) -> ExportedProgram:
+    """Copy graph, signature and weight tables; the weights themselves are shared."""
+    module, signature = copy_module(program.graph_module), copy.deepcopy(program.graph_signature)
+    return replace_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
 
 
-def with_parts(
+def replace_parts(
     program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
 ) -> ExportedProgram:
-    """``program`` with these parts in place of its own; their Python code is written when it is asked for."""
-    twin = copy.copy(program)
-    twin._graph_module = _LazyGraphModule(module, module.graph)
-    twin._graph_module.meta.update(module.meta)
-    twin._graph_signature, twin._state_dict, twin._constants = signature, state, constants
-    twin.validate()
-    return twin
+    """A shallow copy of ``program`` with these parts replaced; fx generates the module's Python code lazily."""
+    result = copy.copy(program)
+    result._graph_module = _LazyGraphModule(module, module.graph)
+    result._graph_module.meta.update(module.meta)
+    result._graph_signature, result._state_dict, result._constants = signature, state, constants
+    result.validate()
+    return result
 
 
-def program_of(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[Node, InputSpec]) -> ExportedProgram:
-    """A graph as a program of its own.
+def build_program(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[Node, InputSpec]) -> ExportedProgram:
+    """Build a program from a graph.
 
     Args:
-        constants: placeholders of what ``program`` holds; the others are its inputs.
+        program: the program that holds the constants.
+        graph: the graph of the new program.
+        constants: {placeholder of a constant: its input spec in ``program``}. Other placeholders are user inputs.
     """
-    taken, returned = graph.find_nodes(op="placeholder"), pytree.tree_leaves(graph.output_node().args[0])
-    given = [
+    placeholders, returned = graph.find_nodes(op="placeholder"), pytree.tree_leaves(graph.output_node().args[0])
+    input_specs = [
         replace(constants[node], arg=TensorArgument(node.name))
         if node in constants
         else InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None)
-        for node in taken
+        for node in placeholders
     ]
-    made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in returned]
-    inputs: tuple[Any, ...] = (tuple(set(taken) - constants.keys()), {})
+    output_specs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in returned]
+    inputs: tuple[Any, ...] = (tuple(set(placeholders) - constants.keys()), {})
     structure = ModuleCallSignature([], [], pytree.tree_structure(inputs), pytree.tree_structure(tuple(returned)))
     targets = {str(spec.target) for spec in constants.values()}
     stores = (program.state_dict, program.constants)
-    tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
-    # Not by the constructor: it writes and compiles the Python code of every part.
-    owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
-    owned._module_call_graph = [ModuleCallEntry("", structure)]
-    owned._range_constraints, owned._example_inputs = {}, None
-    return owned
+    tables = ({name: value for name, value in store.items() if name in targets} for store in stores)
+    # Not with the constructor, which generates and compiles Python code for every program.
+    result = replace_parts(
+        program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(input_specs, output_specs), *tables
+    )
+    result._module_call_graph = [ModuleCallEntry("", structure)]
+    result._range_constraints, result._example_inputs = {}, None
+    return result
 
 
-def copied_module(module: GraphModule) -> GraphModule:
-    """A module with a graph of its own, every node with its name; parameters and submodules are shared."""
+def copy_module(module: GraphModule) -> GraphModule:
+    """Copy a module's graph and keep the nodes' names; parameters and submodules are shared."""
     graph = torch.fx.Graph()
-    values: dict[Node, Node] = {}
-    graph.output(graph.graph_copy(module.graph, values))
+    copies: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(module.graph, copies))
     graph.output_node().meta = dict(module.graph.output_node().meta)
-    for node, twin in values.items():
-        # A new node is not given the name of a Python builtin, but an input may be called "input".
-        twin.name = node.name
+    for node, duplicate in copies.items():
+        # fx does not name a new node like a Python builtin, but an input may be called "input".
+        duplicate.name = node.name
     result = _LazyGraphModule(module, graph)
     result.meta.update(module.meta)
     return result
 
 
 def drop_assertions(program: ExportedProgram) -> None:
-    """Remove checks of types at casts and of values (``one_hot``, inverses), which ExecuTorch has none of."""
+    """Remove assertions on types (at casts) and values (``one_hot``, inverses): ExecuTorch lacks their kernels."""
     graph = program.graph_module.graph
     aten = torch.ops.aten
     checks = aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._linalg_check_errors.default
@@ -125,15 +136,15 @@ def drop_assertions(program: ExportedProgram) -> None:
 
 
 def lift_constants(program: ExportedProgram) -> None:
-    """Turn get_attr constants that a pass has added into placeholders in front of the inputs, as the signature wants.
+    """Lift ``get_attr`` constants that a pass added to placeholders before the user inputs, as the signature requires.
 
-    ExecuTorch's own pass (``lift_constant_tensor_pass``) gives those of a program without inputs each other's names.
+    ExecuTorch's pass (``lift_constant_tensor_pass``) confuses their names in a program without inputs.
     """
     graph, specs = program.graph_module.graph, program.graph_signature.input_specs
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     mode = detect_fake_mode([node.meta.get("val") for node in placeholders])
-    place = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
-    first = next(x for x in graph.nodes if x in placeholders[place:] or x.op not in ("placeholder", "get_attr"))
+    index = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
+    first = next(x for x in graph.nodes if x in placeholders[index:] or x.op not in ("placeholder", "get_attr"))
     for node in graph.find_nodes(op="get_attr"):
         tensor = attrgetter(str(node.target))(program.graph_module)
         if not isinstance(tensor, torch.Tensor):
@@ -143,31 +154,33 @@ def lift_constants(program: ExportedProgram) -> None:
         node.meta["val"] = mode.from_tensor(tensor, static_shapes=True) if mode else tensor
         node.meta["val"].constant = tensor
         first.prepend(node)
-        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.target, persistent=True))
+        specs.insert(index, InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.target, persistent=True))
         program.state_dict[node.target] = tensor
-        place += 1
+        index += 1
     program.graph_module.recompile()
 
 
 def compute_constant_outputs(program: ExportedProgram) -> bool:
-    """Compute what the program returns of constants alone; what is left of it is a copy.
+    """Constant-fold the results that a program computes from constants alone; a copy of the constant remains.
 
-    ExecuTorch ends the process, or fails, for some that PyTorch takes: ``logsumexp`` of a scalar, ``interpolate``.
+    ExecuTorch aborts or fails on some operators that PyTorch accepts: ``logsumexp`` of a scalar, ``interpolate``.
 
     Returns:
-        Whether there was any.
+        Whether the program has such a result.
     """
     graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
     for node in graph.nodes:
         if node.op == "call_function" and is_constant(node, values) and not (is_quantize(node) or is_dequantize(node)):
-            values[node] = None  # computed where it is returned
+            values[node] = None  # evaluated below, only if it is returned
     output = graph.output_node()
     returned = [node for node in output.all_input_nodes if node.op == "call_function" and node in values]
-    for node, value in [(node, _computed(node, values)) for node in returned]:
+    for node, value in [(node, _evaluate_constant(node, values)) for node in returned]:
         if not isinstance(value, torch.Tensor) or not value.numel():
             continue
         with graph.inserting_before(node):
-            constant = attribute(program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value))
+            constant = add_buffer_node(
+                program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value)
+            )
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
         traced = node.meta["val"]  # strides of dimensions with one element may be out of order there
         duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
@@ -176,18 +189,18 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
         for spec in program.graph_signature.output_specs:
             if spec.arg.name == node.name:
                 spec.arg.name = duplicate.name
-    drop_unread(graph)
+    eliminate_dead_code(graph)
     return bool(returned)
 
 
-def _computed(node: Node, values: dict[Node, Any]) -> Any:
+def _evaluate_constant(node: Node, values: dict[Node, Any]) -> Any:
     if values[node] is None:
-        values[node] = evaluated(node, lambda x: _computed(x, values))
+        values[node] = evaluate_node(node, lambda x: _evaluate_constant(x, values))
     return values[node]
 
 
 def avoid_builtin_names(program: ExportedProgram) -> None:
-    """Rename inputs called ``input`` and the like: fx renames them when it copies a graph, the signature would not."""
+    """Rename inputs named like a builtin (``input``): fx renames them in graph copies, but not in the signature."""
     placeholders = [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if hasattr(builtins, node.name) or keyword.iskeyword(node.name):
@@ -196,7 +209,7 @@ def avoid_builtin_names(program: ExportedProgram) -> None:
 
 
 def split_dequantize(program: ExportedProgram) -> None:
-    """Give every reader its own dequantize node, so that none is torn between a delegate and the CPU."""
+    """Give every reader its own dequantize node, so that no dequantize is shared by a delegate and the CPU."""
     graph = program.graph_module.graph
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_dequantize(node):
@@ -207,40 +220,40 @@ def split_dequantize(program: ExportedProgram) -> None:
             user.replace_input_with(node, copy)
 
 
-def inputs_of(program: ExportedProgram) -> list[Node]:
-    """What a caller gives to the program, in order."""
-    held = {
+def user_inputs(program: ExportedProgram) -> list[Node]:
+    """The placeholders of the user's inputs, in order."""
+    constants = {
         *program.graph_signature.inputs_to_parameters,
         *program.graph_signature.inputs_to_buffers,
         *program.graph_signature.inputs_to_lifted_tensor_constants,
     }
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in constants]
 
 
 def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
-    """Delegates of all backends, those that loops call among them, in the order in which they are called first."""
+    """Delegates of all backends, including those called in loops, in the order of their first call."""
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
     for node in module.graph.find_nodes(op="get_attr"):
-        found = getattr(module, str(node.target), None)
-        if isinstance(found, LoweredBackendModule):
-            yield found
-        elif isinstance(found, GraphModule):
-            yield from lowered_modules(found)
+        value = getattr(module, str(node.target), None)
+        if isinstance(value, LoweredBackendModule):
+            yield value
+        elif isinstance(value, GraphModule):
+            yield from lowered_modules(value)
 
 
-#: Where in memory a tensor lies, and how.
-Identity = tuple[Hashable, ...]
+#: Address, offset, shape, strides and type of a tensor.
+TensorIdentity = tuple[Hashable, ...]
 
 
-def identity(tensor: torch.Tensor) -> Identity:
-    """The same for two tensors that are one."""
+def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
+    """A key that is equal for two tensors if they are the same view of the same memory."""
     memory = tensor.untyped_storage().data_ptr()
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def written(program: ExportedProgram) -> set[str]:
-    """Buffers that a program writes: in place, or by what it returns."""
+def mutated_buffers(program: ExportedProgram) -> set[str]:
+    """Names of the buffers that a program mutates, in place or through its outputs."""
     from arm_backend_core.nodes import is_written
 
     signature = program.graph_signature

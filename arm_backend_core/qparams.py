@@ -33,11 +33,11 @@ class QParams:
 
     @property
     def real_peak(self) -> float:
-        """The largest magnitude that it holds, of one scale."""
+        """The largest magnitude that the integers can represent; for per-tensor scales only."""
         return max(self.qmax - self.zero_point, self.zero_point - self.qmin) * float(self.scale)
 
-    def same(self, other: QParams | None) -> bool:
-        """Whether both describe the same integers, to float32 precision of the scale."""
+    def is_equivalent(self, other: QParams | None) -> bool:
+        """Whether both have the same meaning, up to float32 precision of the scale (relative 1e-6)."""
         return (
             other is not None
             and self.dtype is other.dtype
@@ -55,13 +55,15 @@ class QParams:
         """
         if np.isnan(real).any():
             raise Unsupported("a constant that it computes with is not a number (nan), which integers cannot hold")
-        return np.clip(np.rint(real / self._along(real.ndim)) + self.zero_point, self.qmin, self.qmax).astype(np.int64)
+        return np.clip(np.rint(real / self._broadcast_scale(real.ndim)) + self.zero_point, self.qmin, self.qmax).astype(
+            np.int64
+        )
 
     def dequantize(self, integers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Real values, float64."""
-        return (integers.astype(np.float64) - self.zero_point) * self._along(integers.ndim)
+        return (integers.astype(np.float64) - self.zero_point) * self._broadcast_scale(integers.ndim)
 
-    def _along(self, rank: int) -> np.ndarray[Any, Any]:
+    def _broadcast_scale(self, rank: int) -> np.ndarray[Any, Any]:
         scale = np.asarray(self.scale, dtype=np.float64)
         if self.axis is None:
             return scale

@@ -1,4 +1,4 @@
-"""Which nodes of a program the target runs, in which delegates, and the TOSA graph of each."""
+"""Operator selection and partitioning: choose the nodes that the target runs and group them into delegates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
-from arm_backend_core.insert_delegates import Part
+from arm_backend_core.insert_delegates import Partition
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import (
-    LOOP,
-    in_words,
+    DELEGATE_LOOP,
+    describe_node,
     is_dequantize,
     is_quantize,
-    keep_reason,
     operator_name,
     overload_of,
+    set_refusal_reason,
     source_line,
 )
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
@@ -31,107 +31,120 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
-#: Buffers that a program writes, and nodes of a delegate for an NPU where there are as many.
+#: From this many mutated buffers on, delegates for an NPU have at most this many nodes. See ``_split_large_levels``.
 _MANY_STATES, _NODES_WITH_STATES = 12, 300
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the walk over a program found.
+    """The result of operator selection for a program.
 
     Attributes:
         program: the program.
-        walk: every operator of the program, lowered once.
-        order: operators of the program.
-        refusals: why those that are not delegated stay on the CPU.
+        lowering: the lowering walk, with every operator of the program lowered once.
+        order: operators of the program, in program order.
+        refusals: for each operator that is not delegated, the reason.
     """
 
     program: ExportedProgram
-    walk: Lowering
+    lowering: Lowering
     order: list[Node]
     refusals: dict[Node, Unsupported]
 
-    def rejections(self) -> list[events.Rejected]:
-        """Operators that stay on the CPU; what only crosses the boundary is not one."""
+    def rejections(self) -> list[events.Rejection]:
+        """Operators that stay on the CPU, without quantize and dequantize nodes and the delegate's own loops."""
         return [
-            events.Rejected(
+            events.Rejection(
                 node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()
-            if not (is_quantize(node) or is_dequantize(node) or LOOP in node.meta)
-            and node.target is not operator.getitem  # counts with the operator that it picks a result of
+            if not (is_quantize(node) or is_dequantize(node) or DELEGATE_LOOP in node.meta)
+            and node.target is not operator.getitem  # counts as part of the operator whose result it selects
         ]
 
-    def parts(self, name: str = "arm") -> list[Part]:
-        """The delegates, called ``name`` and a number; each stands behind those that it reads from."""
+    def partitions(self, name: str = "arm") -> list[Partition]:
+        """The partitions, named ``name`` and a number, in topological order."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._sink_into_consumers(self._divided(levels(self.order, chosen)), chosen)
+        placed = self._sink_into_consumers(self._split_large_levels(assign_levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
             if node in placed:
                 groups.setdefault(placed[node], []).append(node)
         constants, order = constants_of(self.program), position.__getitem__
-        return [Part.of(f"{name}_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
+        return [
+            Partition.from_nodes(f"{name}_{i}", groups[level], constants, order)
+            for i, level in enumerate(sorted(groups))
+        ]
 
-    def graphs(self, parts: Iterable[Part]) -> Iterable[Graph]:
-        """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""
-        position = {op: index for index, op in enumerate(self.walk.graph.ops)}
+    def graphs(self, parts: Iterable[Partition]) -> Iterable[Graph]:
+        """Extract the TOSA graph of each partition; inputs and outputs have the partition's order."""
+        position = {op: index for index, op in enumerate(self.lowering.graph.ops)}
         for part in parts:
-            inputs = [(self.walk.entry(node)[0], node.name) for node in part.inputs]
+            inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in part.inputs]
             outputs = [self._value(node) for node in part.outputs]
             yield extract_subgraph(inputs, outputs, position.__getitem__)
 
     def _value(self, node: Node) -> Value:
-        result = self.walk.results[node]
+        result = self.lowering.results[node]
         assert isinstance(result, Tensor), node
         return result.value
 
-    def _divided(self, placed: dict[Node, int]) -> dict[Node, int]:
-        """Levels, cut into several where Vela's search for addresses would take minutes.
+    def _split_large_levels(self, placed: dict[Node, int]) -> dict[Node, int]:
+        """Split levels into several where Vela's memory allocation would take minutes.
 
-        Buffers of a decoder with many layers are in memory from the first operation to the last: each round of the
-        search, of 5000 at least, visits all pairs of them and of what else there is.
+        The buffers of a decoder with many layers are live from the first operation to the last. Each round of Vela's
+        address search, of at least 5000 rounds, visits all pairs of live tensors.
         """
         states = len(self.program.graph_signature.buffers_to_mutate)
-        if not self.walk.target.hardware.npu or states < _MANY_STATES:
+        if not self.lowering.target.hardware.npu or states < _MANY_STATES:
             return placed
-        cut = enumerate(placed.items())
-        return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in cut}
+        numbered = enumerate(placed.items())
+        return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in numbered}
 
     def _sink_into_consumers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
-        """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.
+        """Move nodes whose result cannot leave a delegate to the level of their readers; returns all levels.
 
-        Where these are on several levels it is copied. What no delegate hands over: real numbers held as integers, and
-        what is computed from constants alone, quantized too: its readers were lowered for the values that it has.
+        Such a node is copied if its readers are on several levels. It is either a node that holds real numbers as
+        integers, or a node computed from constants alone, quantized or not, because its readers were lowered for its
+        constant value.
         """
-        constant = set(self.walk.constants)
+        constant = set(self.lowering.constants)
         constant |= {node for node in chosen if is_quantize(node) and self._value(node).data is not None}
         for node in reversed(self.order):
-            if node not in chosen or not (node in constant or self.walk.is_internal(node)):
+            if node not in chosen or not (node in constant or self.lowering.is_internal(node)):
                 continue
-            readers: dict[int | None, list[Node]] = {}  # None: on the CPU
+            readers: dict[int | None, list[Node]] = {}  # by level; None: on the CPU
             for user in node.users:
                 readers.setdefault(placed.get(user), []).append(user)
-            depths = sorted(depth for depth in readers if depth is not None)
-            if not depths:
-                keep_reason(node, "it computes a constant, which the CPU alone reads")
+            levels = sorted(level for level in readers if level is not None)
+            if not levels:
+                set_refusal_reason(node, "it computes a constant that only the CPU reads")
                 del placed[node]
                 continue
-            placed[node] = depths[0]
-            for depth in [*depths[1:], *([None] if None in readers else [])]:
+            placed[node] = levels[0]
+            for level in [*levels[1:], *([None] if None in readers else [])]:
                 with node.graph.inserting_after(node):
                     copy = node.graph.node_copy(node)
-                self.walk.results[copy] = self.walk.results[node]
-                for user in readers[depth]:
+                self.lowering.results[copy] = self.lowering.results[node]
+                for user in readers[level]:
                     user.replace_input_with(node, copy)
-                if depth is not None:
-                    placed[copy] = depth
+                if level is not None:
+                    placed[copy] = level
         return placed
 
 
 def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> Selection:
-    """Lower the program for ``target``; nodes for which one of ``keep_on_cpu`` holds are left out."""
+    """Select the nodes that ``target`` runs, by lowering the program.
+
+    Args:
+        program: the program, functional and decomposed. Its graph is not changed.
+        target: the target to lower for.
+        keep_on_cpu: predicates; a node for which one holds is not delegated.
+
+    Raises:
+        ModelError: a loop or an operator that the CPU cannot run is not delegated.
+    """
     order = [node for node in program.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
     inputs = set(program.graph.find_nodes(op="placeholder")) - set(constants)
@@ -141,81 +154,89 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
             refusals[node] = Unsupported("kept on the CPU as asked")
         elif is_quantize(node) and node.args[0] in inputs:
             refusals[node] = Unsupported("it quantizes a model input")
-    given, walk = dict(refusals), Lowering(target, constants)
-    walk.run(order, refusals)
-    while True:  # ends: every round takes at least one node out, usually there is one round
-        refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
-        torn = _unmaterializable(order, walk, refusals)
-        if not torn:
+    initial_refusals, lowering = dict(refusals), Lowering(target, constants)
+    lowering.run(order, refusals)
+    while True:  # terminates: every round excludes at least one node; usually there is one round
+        refusals |= {node: result for node, result in lowering.results.items() if isinstance(result, Unsupported)}
+        unmaterializable = _unmaterializable(order, lowering, refusals)
+        if not unmaterializable:
             _check_loops(order, refusals, target)
-            _check_own(refusals, target)
-            return Selection(program, walk, order, refusals)
-        floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.floats
-        if floats:  # functions and moved data that are read as real numbers are computed as such
-            refusals, walk = dict(given), Lowering(target, constants, walk.floats | floats)
-            walk.run(order, refusals)
+            _check_custom_operators(refusals, target)
+            return Selection(program, lowering, order, refusals)
+        floats = {
+            node for node in unmaterializable if target.floating and not is_dequantize(node)
+        } - lowering.float_nodes
+        if floats:  # functions and data movement whose readers stay unquantized are computed in floating point
+            refusals, lowering = dict(initial_refusals), Lowering(target, constants, lowering.float_nodes | floats)
+            lowering.run(order, refusals)
         else:
-            refusals |= torn
-            walk.exclude(order, refusals)
+            refusals |= unmaterializable
+            lowering.exclude(order, refusals)
 
 
 def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
-    """ExecuTorch has no loop: one must be in a delegate as a whole.
+    """Check that every loop lies entirely in one delegate, because ExecuTorch has no loop operator.
 
     Raises:
-        ModelError: it is not.
+        ModelError: a loop does not.
     """
-    level = levels(order, set(order) - refusals.keys())
+    level = assign_levels(order, set(order) - refusals.keys())
     for last, end in enumerate(order):
         starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
         inside = order[order.index(starts[0]) : last + 1] if starts else []
         reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
         if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
-            why = reasons[0] if reasons else "some of what it reads is computed on the CPU"
-            advice = 'a known number of rounds, its body as a method of its own, or extensions=["cf"] for TOSA'
-            what = f"a while_loop cannot be exported for {target.name}, and the CPU has none"
-            raise ModelError(f"{what}. {why.rstrip('.')}. Choose {advice}")
+            cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
+            advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
+            problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
+            raise ModelError(f"{problem}. {cause.rstrip('.')}. Use {advice}")
 
 
-def _check_own(refusals: dict[Node, Unsupported], target: Target) -> None:
-    """What PyTorch has no operator for has no kernel on the CPU.
+def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -> None:
+    """Check that no operator of our own namespace stays on the CPU, which has no kernel for it.
 
     Raises:
-        ModelError: one stays there.
+        ModelError: one does.
     """
     for node, refusal in refusals.items():
         overload = overload_of(node.target)
         if overload is not None and overload.namespace == LOOP_OUT.namespace and overload not in (LOOP_IN, LOOP_OUT):
-            what = f"{in_words(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
-            raise ModelError(f"{what} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
+            problem = (
+                f"{describe_node(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
+            )
+            raise ModelError(f"{problem} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
 
 
 def _unmaterializable(
-    order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]
+    order: Sequence[Node], lowering: Lowering, refusals: dict[Node, Unsupported]
 ) -> dict[Node, Unsupported]:
-    """Nodes that hold a real number as integers, or not computed yet, although something outside reads it."""
-    torn: dict[Node, Unsupported] = {}
+    """Find nodes whose result exists only inside a delegate (integers, a pending function) but is read outside."""
+    unmaterializable: dict[Node, Unsupported] = {}
     for node in reversed(order):
-        if node in refusals or not walk.is_internal(node):
+        if node in refusals or not lowering.is_internal(node):
             continue
-        reader = next((user for user in node.users if user.op == "output" or user in refusals or user in torn), None)
+        reader = next(
+            (user for user in node.users if user.op == "output" or user in refusals or user in unmaterializable), None
+        )
         if reader is not None and reader.op != "output":
-            torn[node] = Unsupported(f"its result is read unquantized by '{reader.name}', which stays on the CPU")
+            unmaterializable[node] = Unsupported(
+                f"its result is read unquantized by '{reader.name}', which stays on the CPU"
+            )
         elif reader is not None or not node.users:
-            torn[node] = Unsupported("its result leaves the program without being quantized")
-    return torn
+            unmaterializable[node] = Unsupported("its result leaves the program without being quantized")
+    return unmaterializable
 
 
-def levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
-    """Chosen nodes as few groups that no path leaves and enters again.
+def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
+    """Group the chosen nodes into few convex partitions, which no path leaves and enters again.
 
     A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
-    level through the CPU comes back at a higher one, so every level is convex.
+    level through the CPU returns at a higher one, so every level is convex.
 
     Returns:
-        the level of each chosen node.
+        The level of each chosen node.
     """
-    level: dict[Node, int] = {}  # even inside a delegate, odd on the CPU behind one
+    level: dict[Node, int] = {}  # even: inside a delegate; odd: on the CPU, after a delegate
     for node in order:
         inside = node in chosen
         depths = [0]

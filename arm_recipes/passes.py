@@ -31,8 +31,8 @@ from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.int64 import INT32, Intervals
-from arm_backend_core.kinds import COUNTABLE, kind_of
-from arm_backend_core.nodes import drop_unread, overload_of
+from arm_backend_core.kinds import INTEGER_OR_BOOL, kind_of
+from arm_backend_core.nodes import eliminate_dead_code, overload_of
 
 __all__ = [
     "ConvertInt64ConstOpsToInt32Pass",
@@ -134,7 +134,7 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
         """What changed, when all that fits is computed from the indices in int32."""
         constants = _numbers(module)
         intervals = Intervals(constants)
-        if not intervals.fits(source):
+        if not intervals.fits_int32(source):
             message = f"{source.name} may give indices that int32 cannot hold: it searches more than 2**31 - 1 elements"
             if self._on_overflow == "raise":
                 raise RuntimeError(f"{message}; ConvertInt64OutputOpsToInt32Pass(on_overflow='skip') leaves it int64")
@@ -180,7 +180,7 @@ def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) 
         if not reached.keys() & wide or not all(x in reached or x in constants for x in wide):
             continue
         if _dtype(node) is torch.int64:
-            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits(node):
+            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits_int32(node):
                 reached[node] = None
                 readers.add(node)
         elif overload in (*_CASTS, *_ARITHMETIC, aten.index.Tensor):
@@ -196,7 +196,7 @@ def _numbers(module: GraphModule) -> dict[Node, Tensor]:
             value = attrgetter(str(node.target))(module)
         else:
             value = getattr(node.meta.get("val"), "constant", None) if node.op == "placeholder" else None
-        if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in COUNTABLE:
+        if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in INTEGER_OR_BOOL:
             found[node] = value
     return found
 
@@ -260,7 +260,7 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
             _evaluate(node)
             if _dtypes(node) != before:
                 changed.add(node)
-    drop_unread(module.graph)
+    eliminate_dead_code(module.graph)
     module.recompile()
     return PassResult(module, True)
 

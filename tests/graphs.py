@@ -33,7 +33,7 @@ def family(name: str, release: vela.Release | None = None) -> Target:
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
     spec = "TOSA-1.0+INT+int16+int4+doubleround"
-    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=release or vela.installed())
+    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=release or vela.installed_release())
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:

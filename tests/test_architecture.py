@@ -47,8 +47,8 @@ ONE_WAY = {
     "is_permuted": "of operators with one operand, by which one path leads to each",
     "_is_widened_again": "of operators with one operand, by which one path leads to each",
     "_readers": "of operators with one operand, by which one path leads to each",
-    "_is_shared": "a view has one source",
-    "_read_after": "a view has one source",
+    "_is_aliased": "a view has one source",
+    "_is_read_after": "a view has one source",
 }
 """Functions that call themselves for each neighbour in a graph, and why there are not exponentially many paths.
 

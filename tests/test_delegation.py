@@ -15,7 +15,7 @@ from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
-from arm_backend_core.nodes import REASON
+from arm_backend_core.nodes import REFUSAL_REASON
 from arm_backend_core.ops import registry
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.operands import Context, Tensor
@@ -78,7 +78,7 @@ def test_int64_products_that_int32_may_not_hold_stay_on_the_cpu() -> None:
     large = torch.tensor([100_000, 7])
     delegated = _check(lambda m, i: (i * i, m.table(i % 5) + 1), large, cpu=["aten.mul.Tensor"])
     (refused,) = (node for node in delegated.graph.nodes if node.target is aten.mul.Tensor)
-    assert "may exceed int32" in refused.meta["custom"][REASON]
+    assert "may exceed int32" in refused.meta["custom"][REFUSAL_REASON]
 
 
 def test_int64_padding_that_int32_does_not_hold_stays_on_the_cpu() -> None:
@@ -288,7 +288,7 @@ def test_a_constant_that_the_cpu_alone_reads_says_so() -> None:
     weight = torch.randn(4)
     delegated = _check(lambda m, x: (weight * 2, x + 1), torch.randn(4), cpu=["aten.clone.default"])
     (node,) = (node for node in delegated.graph.nodes if node.target is aten.clone.default)
-    assert "constant" in node.meta["custom"][REASON]
+    assert "constant" in node.meta["custom"][REFUSAL_REASON]
 
 
 def test_a_shape_that_depends_on_data_is_refused() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from arm_backend_core import events
 from arm_backend_core.alternatives.always import take_always
 from arm_backend_core.alternatives.cost_model import Price
-from arm_backend_core.errors import fault
+from arm_backend_core.errors import compiler_fault
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes import finish
@@ -70,7 +70,7 @@ def choose_alternatives(graph: Graph, target: Target, forms: Sequence[Alternativ
         try:
             chosen, saved = _cheaper(graph, target, form, ask)
         except Exception as error:  # of copies: the graph is as it was, and does without the form
-            reason = fault(f"the form '{form.name}' raised {type(error).__name__}: {error}", error).reason
+            reason = compiler_fault(f"the form '{form.name}' raised {type(error).__name__}: {error}", error).reason
             events.current().notes.append(reason)
             continue
         if chosen:

@@ -23,7 +23,7 @@ from arm_backend_core.alternatives.conv_epilogue import (
 )
 from arm_backend_core.alternatives.split_axes import MOVES, as_made, moved, moves_to
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import merged
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -75,7 +75,7 @@ def write_pixels(op: Op, rewriter: Rewriter) -> Value | None:
         sums = b.emit("CONV2D", inputs, (*plan.image, len(channels)), conv.output.dtype, **conv.attrs)
         phases.append(done_to(sums, [step for step in path[1:] if step.kind not in MOVES], channels, b))
     whole = b.concat(phases, 2) if len(phases) > 1 else phases[0]
-    shape, perms = merged(plan.shape, plan.perms)
+    shape, perms = merge_axes(plan.shape, plan.perms)
     return b.reshape(b.transpose(b.reshape(whole, shape), perms), op.output.shape)
 
 

@@ -113,10 +113,10 @@ def _both(
         others.append(second)
         return first, log
 
-    fast = compile_ethosu(flatbuffer, spec, **rest, ask=ask)
+    fast = compile_ethosu(flatbuffer, spec, **rest, run_vela=ask)
     if others[0] is None:
         return fast, None
-    return fast, _tried(small, flatbuffer, rest, ask=lambda *_: (others[0], ""))
+    return fast, _tried(small, flatbuffer, rest, run_vela=lambda *_: (others[0], ""))
 
 
 def _tried(spec: EthosUCompileSpec, flatbuffer: bytes, rest: dict[str, Any], **how: Any) -> Payload | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from arm_backend_core.alternatives.choose import Alternative, Region, around
-from arm_backend_core.permutation import Layout, merged
+from arm_backend_core.permutation import Layout, merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
@@ -62,7 +62,7 @@ def _form(name: str, find: Callable[[Op], Path | None]) -> Alternative:
 
 
 def _merged(op: Op) -> Path:
-    return (merged(op.inputs[0].shape, op.attrs["perms"]),)
+    return (merge_axes(op.inputs[0].shape, op.attrs["perms"]),)
 
 
 def _in_steps(op: Op) -> Path | None:

@@ -1,7 +1,8 @@
-"""Angles of rotary and sinusoidal position embeddings: whole numbers times constants, read by cos and sin.
+"""Range reduction of angles in rotary and sinusoidal position embeddings, in integer arithmetic.
 
-As quantized real numbers, thousands of turns would share a few hundred steps. Whole turns do not count, and what a
-position leaves of them is computed in integers, digit by digit.
+The angles are integers (positions) times constants, and cos or sin reads them. Quantized as real numbers, thousands of
+turns would share a few hundred quantization levels. Full turns do not change cos and sin, so the remainder modulo one
+turn is computed exactly in integers, digit by digit.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from functools import partial
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
-from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import INTERVAL, attribute, is_float, is_integer
+from arm_backend_core.nodes import INTERVAL, add_buffer_node, is_float, is_integer
 
 aten = torch.ops.aten
-_DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
-_TURN, _PHASE = 27, 16  #: a turn is 2**27 while digits are added up, and 2**16 in the end
+_DIGIT_BITS = 4  #: bits of a digit; digit * fraction of a turn stays below 2**31
+_TURN_BITS, _PHASE_BITS = 27, 16  #: log2 of a turn: 2**27 while digits are summed, 2**16 in the result
 _CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
 _MOVES = [getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")]
 _MOVES += [aten.transpose.int, aten.slice.Tensor, aten.select.int]
@@ -27,42 +28,48 @@ _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.matmul.default, aten.bmm.def
 
 
 def reduce_angles(module: GraphModule) -> None:
-    """Take whole turns from what cos and sin read, where that is whole numbers times constants."""
-    angles = _Angles(module)
+    """Reduce operands of cos and sin modulo one turn, where they are integers times constants (float32 only)."""
+    angles = _PhaseComputer(module)
     for target in (aten.cos.default, aten.sin.default):
         for node in module.graph.find_nodes(op="call_function", target=target):
             phases = angles.phases(node.args[0])
             if phases is not None and node.meta["val"].dtype is torch.float32:
                 with module.graph.inserting_before(node):
-                    whole = call(node, aten.to.dtype, call(node, aten.to.dtype, phases, torch.int16), torch.float32)
-                    whole.meta[INTERVAL] = (-(1 << _PHASE - 1), 1 << _PHASE - 1)
-                    node.args = (call(node, aten.mul.Tensor, whole, math.tau / (1 << _PHASE)),)
+                    real_phases = insert_call(
+                        node, aten.to.dtype, insert_call(node, aten.to.dtype, phases, torch.int16), torch.float32
+                    )
+                    real_phases.meta[INTERVAL] = (-(1 << _PHASE_BITS - 1), 1 << _PHASE_BITS - 1)
+                    node.args = (insert_call(node, aten.mul.Tensor, real_phases, math.tau / (1 << _PHASE_BITS)),)
 
 
-class _Angles:
-    """Copies of nodes, in integers."""
+class _PhaseComputer:
+    """Creates integer copies of nodes that compute angles."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module, self._constants = module, Constants(module)
         self._known: dict[Node, Node | None] = {}
 
     def phases(self, node: Node) -> Node | None:
-        """An angle in 2**16ths of a turn, from -2**15 on; None where it is of another kind."""
+        """Compute the angle ``node`` in integer units of 2**-16 turns, in [-2**15, 2**15).
+
+        Returns:
+            None if the angle is not an integer times a constant.
+        """
         if node not in self._known:
-            self._known[node] = self._product(node) or self._moved(node, self.phases)
+            self._known[node] = self._product(node) or self._copy_data_movement(node, self.phases)
         return self._known[node]
 
-    def _whole(self, node: Node) -> Node | None:
-        """The integers that ``node`` has as real numbers."""
+    def _integer_source(self, node: Node) -> Node | None:
+        """The integer tensor that ``node`` holds as real numbers; None if it does not."""
         source = node.args[0] if node.target in _CASTS and is_float(node) else node
         if isinstance(source, Node) and is_integer(source):
             return source
-        return self._moved(node, self._whole)
+        return self._copy_data_movement(node, self._integer_source)
 
-    def _moved(self, node: Node, of: Callable[[Node], Node | None]) -> Node | None:
+    def _copy_data_movement(self, node: Node, convert: Callable[[Node], Node | None]) -> Node | None:
         if node.target in _CASTS:
-            return of(node.all_input_nodes[0])
-        copies = {x: of(x) for x in node.all_input_nodes} if node.target in _MOVES else {}
+            return convert(node.all_input_nodes[0])
+        copies = {x: convert(x) for x in node.all_input_nodes} if node.target in _MOVES else {}
         if not copies or None in copies.values():
             return None
         with node.graph.inserting_before(node):
@@ -75,31 +82,33 @@ class _Angles:
     def _product(self, node: Node) -> Node | None:
         if node.target not in _PRODUCTS:
             return None
-        sums = node.target in _PRODUCTS[2:] and node.all_input_nodes[0].meta["val"].shape[-1] != 1
+        has_reduction = node.target in _PRODUCTS[2:] and node.all_input_nodes[0].meta["val"].shape[-1] != 1
         for x, factor in (node.args[:2], node.args[1::-1]):
-            known = not isinstance(factor, Node) or factor in self._constants
-            if sums or not known or x in self._constants:
+            is_constant = not isinstance(factor, Node) or factor in self._constants
+            if has_reduction or not is_constant or x in self._constants:
                 continue
-            whole = self._whole(x) if isinstance(x, Node) else None
-            if whole is not None:
+            integers = self._integer_source(x) if isinstance(x, Node) else None
+            if integers is not None:
                 value = self._constants.value(factor) if isinstance(factor, Node) else torch.tensor(factor)
-                return self._turned(node, whole, value.double() / math.tau)
+                return self._multiply_by_turns(node, integers, value.double() / math.tau)
         return None
 
-    def _turned(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
-        """x * ``turns``, in phases: the sum of ((x >> 4i) & 15) * (turns * 16**i mod 1), the last digit signed."""
-        shifts = torch.arange(0, 32, _DIGIT, dtype=torch.int32)
-        masks = torch.tensor([(1 << _DIGIT) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
-        parts = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _TURN)
-        factors = torch.remainder(parts.round(), 1 << _TURN).to(torch.int32)
-        emit, constant = partial(call, node), partial(attribute, self._module, f"{node.name}_turns")
+    def _multiply_by_turns(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
+        """The phases of x * ``turns``: sum of ((x >> 4i) & 15) * (turns * 16**i mod 1), with a signed last digit."""
+        shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
+        masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
+        scaled_turns = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _TURN_BITS)
+        factors = torch.remainder(scaled_turns.round(), 1 << _TURN_BITS).to(torch.int32)
+        emit, constant = partial(insert_call, node), partial(add_buffer_node, self._module, f"{node.name}_turns")
         with node.graph.inserting_before(node):
             column = emit(aten.unsqueeze.default, emit(aten.to.dtype, x, torch.int32), -1)
             digits = emit(aten.bitwise_right_shift.Tensor, column, constant(shifts))
             digits = emit(aten.bitwise_and.Tensor, digits, constant(masks))
-            terms = emit(aten.bitwise_and.Scalar, emit(aten.mul.Tensor, digits, constant(factors)), (1 << _TURN) - 1)
+            terms = emit(
+                aten.bitwise_and.Scalar, emit(aten.mul.Tensor, digits, constant(factors)), (1 << _TURN_BITS) - 1
+            )
             total = emit(aten.sum.dim_IntList, terms, [-1], dtype=torch.int32)
-            down, half = _TURN - _PHASE, 1 << _PHASE - 1
-            rounded = emit(aten.add.Tensor, total, (half << down) + (1 << down - 1))
-            phases = emit(aten.bitwise_right_shift.Tensor_Scalar, rounded, down)
-            return emit(aten.sub.Tensor, emit(aten.bitwise_and.Scalar, phases, (1 << _PHASE) - 1), half)
+            shift, half = _TURN_BITS - _PHASE_BITS, 1 << _PHASE_BITS - 1
+            rounded = emit(aten.add.Tensor, total, (half << shift) + (1 << shift - 1))
+            phases = emit(aten.bitwise_right_shift.Tensor_Scalar, rounded, shift)
+            return emit(aten.sub.Tensor, emit(aten.bitwise_and.Scalar, phases, (1 << _PHASE_BITS) - 1), half)

@@ -1,7 +1,7 @@
-"""Operators on complex numbers as operators on pairs of real ones, in a last dimension: TOSA has no complex tensors.
+"""Complex decomposition: rewrite operators on complex tensors as operators on pairs of real ones, [..., 2].
 
-``view_as_complex`` stands behind each pair, so that an operator without a rule here still reads what it did. Fourier
-transforms are in ``fourier``.
+TOSA has no complex tensors. Each pair is followed by ``view_as_complex``, so that an operator without a rule here still
+reads a complex tensor. Fourier transforms are in ``fourier``.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from arm_backend_core.ops.registry import Kind
 aten = torch.ops.aten
 
 
-def concerns(node: Node) -> bool:
-    """Whether ``node`` reads or makes complex numbers, also inside of itself, and is not what stands behind a pair."""
+def involves_complex(node: Node) -> bool:
+    """Whether ``node`` reads, returns or internally computes complex numbers; ``view_as_complex`` does not count."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
     return node.target in SHORT_TIME or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
-def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
-    """What ``node`` does, on pairs; None where there is no rule.
+def decompose_complex(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
+    """Emit the decomposition of ``node`` on pairs; None if there is no rule.
 
     Args:
-        call: writes what a function of tensors does, given what it stands for and the nodes of these tensors.
+        node: an operator that involves complex numbers.
+        call: emits the trace of a function; takes the operator that it decomposes, the function and its operand nodes.
         constants: nodes that are parameters or computed from constants alone.
     """
     sources = list(node.all_input_nodes)
@@ -54,14 +55,14 @@ def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -
         return None
 
     def function(*tensors: Tensor) -> Tensor:
-        known: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        operands: dict[Node, Any] = {x: Pair(t) if x in pairs else t for x, t in zip(sources, tensors, strict=True)}
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), operands.__getitem__)
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
 
-    known_to_end = node.target not in RULES  # of real numbers there is no rule
-    written: Node = call(node.target if known_to_end else rule, function, *(pairs.get(x, x) for x in sources))
-    return written
+    excludes_target = node.target not in RULES  # rules of ``RULES`` may emit the same operator on real numbers
+    result: Node = call(node.target if excludes_target else rule, function, *(pairs.get(x, x) for x in sources))
+    return result
 
 
 def _rule(node: Node) -> Callable[..., Any] | None:
@@ -70,24 +71,25 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     if overload in RULES:
         return RULES[overload]
     record = find(node)
-    real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
-    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not real:
-        return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
+    # Integer and boolean operands (indices, masks) apply to both parts.
+    has_float_operand = any(map(is_float, node.all_input_nodes))
+    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
+        return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
     if is_implicit(overload):
-        return lambda *args, **kwargs: overload.decompose(*_whole(args), **kwargs)
+        return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
     return None
 
 
-def _part(args: Any, i: int) -> Any:
-    """Arguments with one of the parts in the place of each pair."""
+def _select_part(args: Any, i: int) -> Any:
+    """Replace each pair in the arguments by its real (0) or imaginary (1) part."""
     if isinstance(args, (list, tuple)):
-        return [_part(x, i) for x in args]
+        return [_select_part(x, i) for x in args]
     return args.parts[i] if isinstance(args, Pair) else args
 
 
-def _whole(args: Any) -> Any:
+def _to_complex(args: Any) -> Any:
     if isinstance(args, (list, tuple)):
-        return [_whole(x) for x in args]
+        return [_to_complex(x) for x in args]
     return torch.view_as_complex(args.data) if isinstance(args, Pair) else args
 
 
@@ -95,7 +97,7 @@ def _whole(args: Any) -> Any:
 
 
 def _parts(x: Any) -> tuple[Any, Any]:
-    """Of a pair or a number; a real tensor has no imaginary part."""
+    """Real and imaginary part of a pair or a number; the imaginary part of a real tensor is 0."""
     if isinstance(x, Pair):
         return x.parts
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
@@ -103,25 +105,25 @@ def _parts(x: Any) -> tuple[Any, Any]:
 
 def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
     (a, b), (c, d) = _parts(x), _parts(y)
-    return Pair.of(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
+    return Pair.from_parts(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     if dtype is None or kind_of(dtype) is ScalarKind.COMPLEX:
-        return x if isinstance(x, Pair) else Pair.of(x, torch.zeros_like(x))
+        return x if isinstance(x, Pair) else Pair.from_parts(x, torch.zeros_like(x))
     return x.parts[0].to(dtype)
 
 
 def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
-    """A product of any kind: linear in both operands, of which one may be real."""
+    """The rule of a bilinear operator (product, matmul); one operand may be real."""
 
     def rule(x: Any, y: Any) -> Pair:
         (a, b), (c, d) = _parts(x), _parts(y)
         if not isinstance(y, (Pair, complex)):
-            return Pair.of(function(a, y), function(b, y))
+            return Pair.from_parts(function(a, y), function(b, y))
         if not isinstance(x, (Pair, complex)):
-            return Pair.of(function(x, c), function(x, d))
-        return Pair.of(function(a, c) - function(b, d), function(a, d) + function(b, c))
+            return Pair.from_parts(function(x, c), function(x, d))
+        return Pair.from_parts(function(a, c) - function(b, d), function(a, d) + function(b, c))
 
     return rule
 
@@ -129,18 +131,18 @@ def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
 _product = _bilinear(operator.mul)
 
 
-def _layer(function: Callable[..., Any]) -> Callable[..., Pair]:
-    """A linear layer or a convolution, whose bias both parts have one of."""
+def _linear_layer(function: Callable[..., Any]) -> Callable[..., Pair]:
+    """The rule of a linear layer or convolution with complex weight and bias."""
 
     def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
         (a, b), (c, d), (p, q) = x.parts, weight.parts, (None, None) if bias is None else bias.parts
         real = function(a, c, p, *args) - function(b, d, None, *args)
-        return Pair.of(real, function(a, d, q, *args) + function(b, c, None, *args))
+        return Pair.from_parts(real, function(a, d, q, *args) + function(b, c, None, *args))
 
     return rule
 
 
-def _added_product(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm) -> Pair:
+def _multiply_add(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm) -> Pair:
     return _sum(_product(x, beta), _bilinear(product)(y, z), alpha)
 
 
@@ -148,63 +150,68 @@ def _quotient(x: Any, y: Any) -> Pair:
     if not isinstance(y, Pair):
         return _product(x, 1 / y)
     c, d = y.parts
-    return _product(_product(x, Pair.of(c, -d)), 1 / (c * c + d * d))
+    return _product(_product(x, Pair.from_parts(c, -d)), 1 / (c * c + d * d))
 
 
-def _by_part(overload: Any, *places: int) -> Callable[..., Pair]:
-    """The same of both parts of the operands in these places, real ones among them."""
+def _apply_by_part(overload: Any, *positions: int) -> Callable[..., Pair]:
+    """The rule of an operator that acts on both parts alike.
 
-    def rule(*args: Any, **named: Any) -> Pair:
-        pairs = [_cast(x) if i in places and isinstance(x, Tensor) else x for i, x in enumerate(args)]
-        parts = [_parts(x) if i in places else (x, x) for i, x in enumerate(pairs)]
-        return Pair.of(*(overload(*(x[i] for x in parts), **named) for i in (0, 1)))
+    Args:
+        overload: the operator.
+        positions: positions of the operands that are complex, or real and cast to complex.
+    """
+
+    def rule(*args: Any, **kwargs: Any) -> Pair:
+        pairs = [_cast(x) if i in positions and isinstance(x, Tensor) else x for i, x in enumerate(args)]
+        parts = [_parts(x) if i in positions else (x, x) for i, x in enumerate(pairs)]
+        return Pair.from_parts(*(overload(*(x[i] for x in parts), **kwargs) for i in (0, 1)))
 
     return rule
 
 
 def _polar(length: Tensor, angle: Tensor) -> Pair:
-    return Pair.of(length * torch.cos(angle), length * torch.sin(angle))
+    return Pair.from_parts(length * torch.cos(angle), length * torch.sin(angle))
 
 
-def _rotated(z: Pair, quarter: int) -> Pair:
+def _sine(z: Pair, quarter: int) -> Pair:
     """sin(z), or cos(z) = sin(z + pi / 2)."""
     a, b = z.parts
     sine, cosine = (torch.cos(a), -torch.sin(a)) if quarter == 0 else (torch.sin(a), torch.cos(a))
-    return Pair.of(sine * torch.cosh(b), cosine * torch.sinh(b))
+    return Pair.from_parts(sine * torch.cosh(b), cosine * torch.sinh(b))
 
 
 def _hyperbolic(z: Pair, quarter: int) -> Pair:
     """sinh(z), or cosh(z) = sinh(z + i pi / 2) / i."""
     a, b = z.parts
     first, second = (torch.sinh(a), torch.cosh(a)) if quarter == 0 else (torch.cosh(a), torch.sinh(a))
-    return Pair.of(first * torch.cos(b), second * torch.sin(b))
+    return Pair.from_parts(first * torch.cos(b), second * torch.sin(b))
 
 
-def _tangent(z: Pair) -> Pair:
-    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a: nothing overflows."""
+def _tanh(z: Pair) -> Pair:
+    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a; never overflows."""
     t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
-    whole = cosine * cosine + t * t * sine * sine
-    return Pair.of(t / whole, sine * cosine * (1 - t * t) / whole)
+    denominator = cosine * cosine + t * t * sine * sine
+    return Pair.from_parts(t / denominator, sine * cosine * (1 - t * t) / denominator)
 
 
-def _logarithm(z: Pair, base: float = math.e) -> Pair:
-    return Pair(Pair.of(torch.log(_length(z)), _angle(z)).data / math.log(base))
+def _log(z: Pair, base: float = math.e) -> Pair:
+    return Pair(Pair.from_parts(torch.log(_abs(z)), _angle(z)).data / math.log(base))
 
 
-def _turned_tangent(z: Pair) -> Pair:
+def _tan(z: Pair) -> Pair:
     """tan(z) = tanh(iz) / i."""
-    real, imaginary = _tangent(Pair.of(-z.parts[1], z.parts[0])).parts
-    return Pair.of(imaginary, -real)
+    real, imaginary = _tanh(Pair.from_parts(-z.parts[1], z.parts[0])).parts
+    return Pair.from_parts(imaginary, -real)
 
 
-def _multiplied(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
-    """The product along a dimension, one factor at a time."""
-    parts = (Pair.of(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
-    whole: Pair = functools.reduce(_product, parts)
-    return Pair.of(*(part.unsqueeze(dim) for part in whole.parts)) if keepdim else whole
+def _prod(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
+    """The product along a dimension, multiplied one element at a time."""
+    parts = (Pair.from_parts(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
+    product: Pair = functools.reduce(_product, parts)
+    return Pair.from_parts(*(part.unsqueeze(dim) for part in product.parts)) if keepdim else product
 
 
-def _length(z: Pair) -> Tensor:
+def _abs(z: Pair) -> Tensor:
     return torch.hypot(*z.parts)
 
 
@@ -212,53 +219,53 @@ def _angle(z: Pair) -> Tensor:
     return torch.atan2(z.parts[1], z.parts[0])
 
 
-def _filled(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+def _full(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
     real = torch.get_default_dtype() if dtype is None else dtype.to_real()
-    return Pair.of(*(torch.full(size, part, dtype=real) for part in _parts(number)))
+    return Pair.from_parts(*(torch.full(size, part, dtype=real) for part in _parts(number)))
 
 
-def _filled_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+def _full_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     like = _parts(x)[0]
     if dtype is not None and kind_of(dtype) is not ScalarKind.COMPLEX:
         return torch.full(like.shape, number, dtype=dtype)
-    return _filled(like.shape, number, dtype=dtype or like.dtype.to_complex())
+    return _full(like.shape, number, dtype=dtype or like.dtype.to_complex())
 
 
 def _power(z: Pair, exponent: Any) -> Pair:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
-    (c, d), length = _parts(exponent), torch.log(_length(z))
+    (c, d), length = _parts(exponent), torch.log(_abs(z))
     return _polar(torch.exp(c * length - d * _angle(z)), d * length + c * _angle(z))
 
 
 def _sign(z: Pair) -> Pair:
-    length = _length(z)
+    length = _abs(z)
     return _product(z, 1 / divisor(length))
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.complex.default: Pair.of,
+    aten.complex.default: Pair.from_parts,
     aten.polar.default: _polar,
     aten.view_as_real.default: lambda z: z.data.clone(),
-    aten._conj.default: lambda z: Pair.of(z.parts[0], -z.parts[1]),
+    aten._conj.default: lambda z: Pair.from_parts(z.parts[0], -z.parts[1]),
     aten.resolve_conj.default: lambda z: z,
     aten._to_copy.default: _cast,
-    aten.full.default: _filled,
-    aten.zeros.default: _filled,
-    aten.zeros_like.default: functools.partial(_filled_like, number=0),
-    aten.abs.default: _length,
-    aten.linalg_vector_norm.default: lambda z, *args, **named: torch.linalg.vector_norm(_length(z), *args, **named),
+    aten.full.default: _full,
+    aten.zeros.default: _full,
+    aten.zeros_like.default: functools.partial(_full_like, number=0),
+    aten.abs.default: _abs,
+    aten.linalg_vector_norm.default: lambda z, *args, **named: torch.linalg.vector_norm(_abs(z), *args, **named),
     aten.angle.default: _angle,
     aten.sgn.default: _sign,
     aten.exp.default: lambda z: _polar(torch.exp(z.parts[0]), z.parts[1]),
     aten.exp2.default: lambda z: _polar(torch.exp2(z.parts[0]), z.parts[1] * math.log(2)),
-    aten.log.default: _logarithm,
-    aten.log2.default: functools.partial(_logarithm, base=2.0),
-    aten.log10.default: functools.partial(_logarithm, base=10.0),
-    aten.sqrt.default: lambda z: _polar(torch.sqrt(_length(z)), _angle(z) / 2),
-    aten.rsqrt.default: lambda z: _polar(torch.rsqrt(_length(z)), _angle(z) / -2),
-    aten.sigmoid.default: lambda z: _sum(Pair(_tangent(Pair(z.data / 2)).data / 2), 0.5),
-    aten.tan.default: _turned_tangent,
+    aten.log.default: _log,
+    aten.log2.default: functools.partial(_log, base=2.0),
+    aten.log10.default: functools.partial(_log, base=10.0),
+    aten.sqrt.default: lambda z: _polar(torch.sqrt(_abs(z)), _angle(z) / 2),
+    aten.rsqrt.default: lambda z: _polar(torch.rsqrt(_abs(z)), _angle(z) / -2),
+    aten.sigmoid.default: lambda z: _sum(Pair(_tanh(Pair(z.data / 2)).data / 2), 0.5),
+    aten.tan.default: _tan,
     aten.pow.Tensor_Scalar: _power,
     aten.neg.default: lambda z: Pair(-z.data),
     aten.reciprocal.default: lambda z: _quotient(1.0, z),
@@ -268,26 +275,26 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.rsub.Tensor: lambda x, y, alpha=1: _sum(y, x, alpha, sign=-1),
     aten.mul.Tensor: _product,
     aten.div.Tensor: _quotient,
-    aten.addmm.default: _added_product,
-    aten.baddbmm.default: functools.partial(_added_product, product=torch.bmm),
+    aten.addmm.default: _multiply_add,
+    aten.baddbmm.default: functools.partial(_multiply_add, product=torch.bmm),
     aten.addcmul.default: lambda x, y, z, value=1: _sum(x, _product(y, z), value),
-    aten.ones_like.default: functools.partial(_filled_like, number=1),
-    aten.full_like.default: _filled_like,
+    aten.ones_like.default: functools.partial(_full_like, number=1),
+    aten.full_like.default: _full_like,
     aten.eq.Tensor: lambda x, y: functools.reduce(torch.logical_and, map(operator.eq, _parts(x), _parts(y))),
     aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(operator.ne, _parts(x), _parts(y))),
-    aten.sin.default: lambda z: _rotated(z, 1),
-    aten.cos.default: lambda z: _rotated(z, 0),
+    aten.sin.default: lambda z: _sine(z, 1),
+    aten.cos.default: lambda z: _sine(z, 0),
     aten.sinh.default: lambda z: _hyperbolic(z, 0),
     aten.cosh.default: lambda z: _hyperbolic(z, 1),
-    aten.tanh.default: _tangent,
-    aten.prod.dim_int: _multiplied,
+    aten.tanh.default: _tanh,
+    aten.prod.dim_int: _prod,
     **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
     **{
-        overload: _layer(overload)
+        overload: _linear_layer(overload)
         for overload in (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
     },
     **{
-        overload: _by_part(overload, 0)
+        overload: _apply_by_part(overload, 0)
         for overload in (
             *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default),
             *(aten.tril.default, aten.triu.default, aten.rot90.default, aten.diag_embed.default, aten.roll.default),
@@ -295,12 +302,12 @@ RULES: dict[Any, Callable[..., Any]] = {
         )
     },
     **{
-        overload: _by_part(overload, 0, 1)
+        overload: _apply_by_part(overload, 0, 1)
         for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.lerp.Scalar)
     },
-    **{overload: _by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
-    aten.index_add.default: _by_part(aten.index_add.default, 0, 3),
-    aten.where.self: _by_part(aten.where.self, 1, 2),
+    **{overload: _apply_by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
+    aten.index_add.default: _apply_by_part(aten.index_add.default, 0, 3),
+    aten.where.self: _apply_by_part(aten.where.self, 1, 2),
     aten._fft_r2c.default: fourier.real_to_complex,
     aten._fft_c2c.default: fourier.complex_to_complex,
     aten._fft_c2r.default: fourier.complex_to_real,

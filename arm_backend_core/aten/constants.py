@@ -1,4 +1,4 @@
-"""What a graph computes from parameters and buffers alone."""
+"""Constant folding: values that a graph computes from parameters and buffers alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import attribute, constant_nodes, evaluated
+from arm_backend_core.nodes import add_buffer_node, constant_nodes, evaluate_node
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 
 
 class Constants:
-    """Nodes of a module's graph that are parameters or buffers, or computed from these alone, and their values."""
+    """The constant nodes of a module's graph (parameters, buffers, computed from these alone) and their values."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -25,25 +25,25 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The tensor; to be asked only of nodes that are in here."""
+        """The value of a constant node; evaluated once."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
         if node not in self._values:
-            self._values[node] = evaluated(node, self.value)
+            self._values[node] = evaluate_node(node, self.value)
         return self._values[node]
 
 
 def fold_weights(module: GraphModule) -> None:
-    """Compute weights and biases that a model computes from its parameters (weight standardization)."""
+    """Fold weights and biases that a model computes from its parameters (weight standardization)."""
     constants = Constants(module)
     for node in list(module.graph.nodes):
         record = find(node)
         if record is None or record.kind is not Kind.CONV:
             continue
-        for place in (record.weight, record.bias):
-            source: Any = node.args[place] if place < len(node.args) else None
+        for position in (record.weight, record.bias):
+            source: Any = node.args[position] if position < len(node.args) else None
             if isinstance(source, Node) and source.op == "call_function" and source in constants:
                 with module.graph.inserting_before(source):
-                    folded = attribute(module, f"{source.name}_value", constants.value(source).clone())
+                    folded = add_buffer_node(module, f"{source.name}_value", constants.value(source).clone())
                 source.replace_all_uses_with(folded)

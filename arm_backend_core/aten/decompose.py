@@ -1,8 +1,8 @@
-"""Composite operators without a record become operators that have one.
+"""Decomposition: replace composite operators without a record by operators that have one.
 
-A composite is traced on fake tensors, once for every form of its operands; what it consists of is decomposed in its
-turn, and the nodes are copied into the program, the rest of which is left alone. Records say what an operator is made
-of (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the rest.
+A composite is traced on fake tensors, once for each combination of operand types and shapes. Its trace (the fragment)
+is decomposed recursively and copied into the program; the rest of the program is not retraced. Records define
+decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the other operators.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
+from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     TIMESTEP_SLOT,
+    add_buffer,
     constant_nodes,
-    drop_unread,
+    describe_node,
+    eliminate_dead_code,
     first_result,
-    held,
-    in_words,
     is_constant,
     is_implicit,
     mutates,
@@ -50,25 +50,26 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     """Replace every composite operator without a record by its decomposition.
 
     Args:
-        constants: nodes that are parameters or buffers; what is computed from these alone is left whole.
+        module: the module to edit.
+        constants: nodes that are parameters or buffers; nodes computed from these alone are not decomposed.
         quantized: the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
 
     Raises:
-        ModelError: an operator reads memory by strides, and its operand does not lie there as its shape says.
+        ModelError: an operator reads memory by strides, and its operand is not contiguous.
     """
-    for node in module.graph.nodes:  # before operands are replaced by what lies otherwise
+    for node in module.graph.nodes:  # before replacements change the operands' strides
         record = composite(node)
         if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
-            raise ModelError(f"{in_words(node)} cannot be exported: {BEYOND_A_VIEW}")
+            raise ModelError(f"{describe_node(node)} cannot be exported: {BEYOND_A_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
 
 @dataclass(frozen=True)
 class _Fragment:
-    """A decomposition, decomposed itself.
+    """The trace of a composite operator, recursively decomposed.
 
     Attributes:
         module: its placeholders are the composite's operands, in order.
@@ -78,8 +79,8 @@ class _Fragment:
     module: GraphModule
     complete: bool
 
-    def serves(self, node: Node) -> bool:
-        """Whether it gives every result of ``node`` that is used; what it does not give is None."""
+    def covers_used_results(self, node: Node) -> bool:
+        """Whether it computes every used result of ``node``; results that it lacks are None."""
         results = self.module.graph.output_node().args[0]
         if not isinstance(results, (tuple, list)):
             return True
@@ -91,58 +92,61 @@ class _Decomposer:
     """Decomposes one program.
 
     Attributes:
-        quantized: whether it is going to be quantized.
-        fragments: what was traced so far; None for what cannot be, a refusal where the decomposition does not fit.
-        pending: composites that are being traced, so that none is looked for inside itself.
+        quantized: whether the program is going to be quantized.
+        fragments: cache of traces: None for operators that PyTorch cannot trace, a refusal where a decomposition
+            refuses its operands.
+        in_progress: composites that are being decomposed; they are not decomposed inside themselves.
     """
 
     quantized: bool
     fragments: dict[Hashable, _Fragment | Unsupported | None] = field(default_factory=dict)
-    pending: list[OpOverload] = field(default_factory=list)
+    in_progress: list[OpOverload] = field(default_factory=list)
 
     def run(self, module: GraphModule, constants: set[Node]) -> bool:
-        """Decompose ``module``; ``constants`` grows by what is computed from constants alone."""
+        """Decompose ``module`` and add nodes computed from constants alone to ``constants``; whether it changed."""
         changed = False
         for node in list(module.graph.nodes):
-            known = node.op == "get_attr" or is_constant(node, constants)
-            if known and not complex_numbers.concerns(node):
+            is_known_constant = node.op == "get_attr" or is_constant(node, constants)
+            if is_known_constant and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
                 _is_composite(node, constants)
-                and node.target not in self.pending
+                and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
                 changed = True
-            elif known:
+            elif is_known_constant:
                 constants.add(node)
         if changed:
-            drop_unread(module.graph)
+            eliminate_dead_code(module.graph)
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
-        """Put the decomposition of ``node`` in its place, if there is one worth having."""
+        """Replace ``node`` by its decomposition; returns False if there is none, or the operator is better kept."""
         try:
-            outputs = self._outputs(_Writer(self, module, node, constants), node)
+            outputs = self._write_decomposition(_Writer(self, module, node, constants), node)
             if outputs is None:
                 return False
-            _check(node, outputs)
-            outputs = _as_traced(node, outputs)
+            _check_outputs(node, outputs)
+            outputs = _match_traced_layout(node, outputs)
         except InternalError:
             raise
         except ModelError as error:
-            raise ModelError(f"{in_words(node)} cannot be exported: {error}") from error
+            raise ModelError(f"{describe_node(node)} cannot be exported: {error}") from error
         except Exception as error:
-            what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
-            node.meta[DECOMPOSITION_REFUSAL] = error if isinstance(error, Unsupported) else fault(what, error)
-            drop_unread(module.graph)  # what was written already
+            description = f"decomposing {node.target} raised {type(error).__name__}: {error}"
+            node.meta[DECOMPOSITION_REFUSAL] = (
+                error if isinstance(error, Unsupported) else compiler_fault(description, error)
+            )
+            eliminate_dead_code(module.graph)  # nodes emitted before the error
             return False
-        _hand_over(node, outputs)
+        _replace_node(node, outputs)
         return True
 
-    def _outputs(self, writer: _Writer, node: Node) -> Any:
-        """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
-        if complex_numbers.concerns(node):
-            return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
+    def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
+        """Emit the decomposition before ``node``; returns the result nodes, or None if the operator is better kept."""
+        if complex_numbers.involves_complex(node):
+            return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
         record = composite(node)
         if record is not None and record.stepwise:
             return record.decompose(writer.call, *node.args, **node.kwargs)
@@ -150,21 +154,23 @@ class _Decomposer:
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
-        places = {source: f"operand {i}" for i, source in enumerate(sources)}
-        form = repr(torch.fx.map_arg((node.args, node.kwargs), lambda x: places[x]))
+        operand_names = {source: f"operand {i}" for i, source in enumerate(sources)}
+        signature = repr(torch.fx.map_arg((node.args, node.kwargs), lambda x: operand_names[x]))
 
         def call(*tensors: Tensor) -> Any:
-            known = dict(zip(sources, tensors, strict=True))
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
+            values = dict(zip(sources, tensors, strict=True))
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: values[x])
             return rule(*args, **kwargs)
 
         if record is not None and record.reads_memory:
-            form += str([_value(writer.module, source).storage_offset() for source in sources])
-        fragment = self.fragment(writer.module, (node.target, form), call, sources, writer.constants)
-        if fragment is None or (_alternative(node) and not fragment.complete):
+            signature += str([_value(writer.module, source).storage_offset() for source in sources])
+        fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
+        if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
             return None
-        if not fragment.serves(node):
-            raise Unsupported("it is lowered without its further results (indices), but they are used")
+        if not fragment.covers_used_results(node):
+            raise Unsupported(
+                "its decomposition does not compute its further results (indices), but the model uses them"
+            )
         return writer.copy(fragment.module, sources)
 
     def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:
@@ -182,7 +188,7 @@ class _Decomposer:
             return torch._decomp.decomposition_table[overload]
         return overload.decompose if is_implicit(overload) else None
 
-    def fragment(
+    def get_fragment(
         self,
         module: GraphModule,
         name: tuple[Any, ...],
@@ -190,19 +196,29 @@ class _Decomposer:
         sources: Sequence[Node],
         constants: set[Node],
     ) -> _Fragment | None:
-        """What ``call`` does on tensors like those of ``sources``, decomposed; None where PyTorch cannot trace its own.
+        """The decomposed trace of ``call`` for operands like ``sources``; traced once and cached.
 
         Args:
-            name: with the operands' types and shapes it tells two fragments apart; an operator or function, and more.
+            module: the module of ``sources``.
+            name: cache key, with the operands' types and shapes; its first item is the operator or function.
+            call: the function to trace.
+            sources: the operands.
+            constants: nodes that are constant.
+
+        Returns:
+            None if PyTorch cannot trace one of its own operators.
+
+        Raises:
+            Unsupported: the decomposition refuses the operands.
         """
         values = [_value(module, source) for source in sources]
         if any(not isinstance(value, Tensor) for value in values):
             return None
-        held = [source in constants for source in sources]
-        key = (*name, *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, held, strict=True)))
+        are_constant = [source in constants for source in sources]
+        key = (*name, *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, are_constant, strict=True)))
         if key not in self.fragments:
             try:
-                self.fragments[key] = self._traced(name[0], call, values, held)
+                self.fragments[key] = self._trace_fragment(name[0], call, values, are_constant)
             except Unsupported as refusal:
                 self.fragments[key] = refusal
         fragment = self.fragments[key]
@@ -210,38 +226,38 @@ class _Decomposer:
             raise fragment
         return fragment
 
-    def _traced(
-        self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
+    def _trace_fragment(
+        self, target: Any, call: Callable[..., Any], values: list[Tensor], are_constant: Sequence[bool]
     ) -> _Fragment | None:
         try:
-            module = traced(call, values)
-            known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
+            module = trace(call, values)
+            known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
             if any(
                 node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
             ):
-                module = traced(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
-        except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
+                module = trace(call, values, pre_dispatch=False)  # decompositions that PyTorch has in C++ only
+        except Exception as error:  # PyTorch raises various types where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
                 return None
             raise
         functionalize(module.graph)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        constants = {node for node, known in zip(placeholders, held, strict=True) if known}
-        self.pending.append(target)
+        constants = {node for node, known in zip(placeholders, are_constant, strict=True) if known}
+        self.in_progress.append(target)
         self.run(module, constants)
-        self.pending.pop()
+        self.in_progress.pop()
         for node in module.graph.nodes:
             if mutates(node):
-                fails = InternalError if target in records() else Unsupported
-                raise node.meta.get(DECOMPOSITION_REFUSAL) or fails(
-                    f"{target} is made of writes to memory that others share"
+                error_type = InternalError if target in records() else Unsupported
+                raise node.meta.get(DECOMPOSITION_REFUSAL) or error_type(
+                    f"{target} decomposes into writes to shared memory"
                 )
-        return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
+        return _Fragment(module, all(_is_lowerable(node, constants) for node in module.graph.nodes))
 
 
 @dataclass
 class _Writer:
-    """Writes nodes in front of ``origin``, as parts of it."""
+    """Emits the nodes of a decomposition before ``origin``, with its metadata."""
 
     decomposer: _Decomposer
     module: GraphModule
@@ -249,36 +265,39 @@ class _Writer:
     constants: set[Node]
 
     def call(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **numbers: Any) -> Any:
-        """What ``function`` gives, traced once for operands of the same types and shapes.
+        """Emit the nodes of ``function``, traced once for operands of the same types and shapes; returns its results.
 
         Args:
-            layer: a weight; the nodes get the same ``TIMESTEP_SLOT`` for it in every call.
+            function: a function of tensors.
+            operands: the operand nodes.
+            layer: a weight that identifies the layer; its nodes get the same ``TIMESTEP_SLOT`` in every call.
+            numbers: keyword arguments of ``function``.
 
         Raises:
             Unsupported: PyTorch cannot trace it.
         """
-        place = None if layer is None else (layer.name, function.__name__)
-        return self._written((function, repr(numbers)), partial(function, **numbers), operands, place)
+        slot = None if layer is None else (layer.name, function.__name__)
+        return self._write_traced((function, repr(numbers)), partial(function, **numbers), operands, slot)
 
     def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
-        """The same, of a function that stands for ``target``: if an operator, it may not be in what that gives."""
-        return self._written((target, function), function, operands)
+        """Emit the nodes of ``function``, the decomposition of ``target``, in which ``target`` itself is kept."""
+        return self._write_traced((target, function), function, operands)
 
-    def _written(
+    def _write_traced(
         self,
         name: tuple[Any, ...],
         function: Callable[..., Any],
         operands: Sequence[Node],
-        place: tuple[str, str] | None = None,
+        slot: tuple[str, str] | None = None,
     ) -> Any:
-        made = first_result(self.origin)  # what reads no tensor is traced among others, by their mode
-        with nullcontext() if operands or not isinstance(made, FakeTensor) else made.fake_mode:
-            fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
+        result = first_result(self.origin)  # without operands, the trace needs the fake mode of the program
+        with nullcontext() if operands or not isinstance(result, FakeTensor) else result.fake_mode:
+            fragment = self.decomposer.get_fragment(self.module, name, function, operands, self.constants)
         assert fragment is not None, operands
-        return self.copy(fragment.module, operands, place)
+        return self.copy(fragment.module, operands, slot)
 
-    def copy(self, fragment: GraphModule, operands: Sequence[Node], place: tuple[str, str] | None = None) -> Any:
-        """Copy a fragment's nodes, with the origin's stack trace; returns the nodes of its results."""
+    def copy(self, fragment: GraphModule, operands: Sequence[Node], slot: tuple[str, str] | None = None) -> Any:
+        """Copy a fragment's nodes, with the origin's trace metadata; returns the nodes of its results."""
         graph = self.module.graph
         placeholders = (node for node in fragment.graph.nodes if node.op == "placeholder")
         copies = dict(zip(placeholders, operands, strict=True))
@@ -293,10 +312,10 @@ class _Writer:
                     continue
                 copy = graph.node_copy(node, copies.__getitem__)
                 if node.op == "get_attr":
-                    copy.target = _adopt(self.module, operator.attrgetter(str(node.target))(fragment))
+                    copy.target = _register_constant(self.module, operator.attrgetter(str(node.target))(fragment))
                 copy.meta.update(inherited)
-                if place is not None:
-                    copy.meta[TIMESTEP_SLOT] = *place, position
+                if slot is not None:
+                    copy.meta[TIMESTEP_SLOT] = *slot, position
                 copies[node] = copy
                 if node.op == "get_attr" or is_constant(copy, self.constants):
                     self.constants.add(copy)
@@ -308,22 +327,22 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
         return False
     if node.target.namespace != "aten":
         return composite(node) is not None or is_implicit(node.target)
-    if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
+    if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
         return find(node) is None
     if node.target is aten.view_as_complex.default:
         return False
-    composed = find(node) is None or complex_numbers.concerns(node)
-    return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
+    needs_decomposition = find(node) is None or complex_numbers.involves_complex(node)
+    return needs_decomposition or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether no result has elements."""
+    """Whether every result has zero elements."""
     shapes = [x.shape for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
     return bool(shapes) and all(all(isinstance(size, int) for size in shape) and 0 in shape for shape in shapes)
 
 
 def _is_product_of_nothing(node: Node) -> bool:
-    """Whether a matrix product sums over no elements: a kernel would leave its result unwritten."""
+    """Whether a matrix product reduces over zero elements: a kernel would leave its result unwritten."""
     if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
     left = cast(Node, node.args[0]).meta["val"]
@@ -331,67 +350,68 @@ def _is_product_of_nothing(node: Node) -> bool:
 
 
 def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
-    """Whether the weight of a layer is computed while the program runs, or is a vector."""
+    """Whether the weight of a layer is computed at run time, or is a vector."""
     if node.target not in computed_weights.RULES:
         return False
-    places, _ = computed_weights.RULES[node.target]
+    weight_arguments, _ = computed_weights.RULES[node.target]
     if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
-        return True  # transposed, over a volume, which the rule for images does not take
-    weights = [weight for weight in node.args[places] if isinstance(weight, Node)]
-    vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
-    return vector or any(weight not in constants for weight in weights)
+        return True  # 3-D transposed convolution, which the rule for images does not support
+    weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]
+    is_vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
+    return is_vector or any(weight not in constants for weight in weights)
 
 
-def _alternative(node: Node) -> bool:
-    """Whether PyTorch has a kernel for the operator too.
+def _has_cpu_kernel(node: Node) -> bool:
+    """Whether the operator has a CPU kernel and its decomposition comes from PyTorch's table.
 
-    Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
-    kernel for these.
+    Decomposing it partially would only be slower on the CPU. Some of its parts are no ATen operators, for which the CPU
+    has no kernel.
     """
     return composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
-def _is_known(node: Node, constants: set[Node]) -> bool:
+def _is_lowerable(node: Node, constants: set[Node]) -> bool:
     return node.op != "call_function" or node in constants or node.target is operator.getitem or find(node) is not None
 
 
-def _check(node: Node, outputs: Any) -> None:
-    """Hold a decomposition to what PyTorch says that ``node`` gives.
+def _check_outputs(node: Node, outputs: Any) -> None:
+    """Check shapes and element types of a decomposition's results against the fake tensors of ``node``.
 
     Raises:
-        Unsupported: shapes or element types differ; a fault of ours where the decomposition is.
+        Unsupported: they differ.
+        Fault: they differ, and the decomposition is one of this compiler.
     """
-    made = [x and _kind(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
+    actual = [x and _signature(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
     expected = node.meta.get("val")
-    wanted = [_kind(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
-    if any(x is not None and x != y for x, y in zip(made, wanted, strict=True)):
-        what = f"the decomposition of {node.target} gives {made} in place of {wanted}"
-        raise Unsupported(what) if composite(node) is None else fault(what)
+    expected_signatures = [_signature(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
+    if any(x is not None and x != y for x, y in zip(actual, expected_signatures, strict=True)):
+        description = f"the decomposition of {node.target} gives {actual} in place of {expected_signatures}"
+        raise Unsupported(description) if composite(node) is None else compiler_fault(description)
 
 
-def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+def _signature(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _as_traced(node: Node, outputs: Any) -> Any:
-    """``outputs``, contiguous in memory where the results of ``node`` are: by these their views were traced."""
+def _match_traced_layout(node: Node, outputs: Any) -> Any:
+    """Make ``outputs`` contiguous where the results of ``node`` are, because their views were traced that way."""
     if isinstance(outputs, (tuple, list)):
         return [_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _contiguous(outputs, node.meta["val"])
 
 
-def _contiguous(x: Any, traced: Any) -> Any:
-    made = x and x.meta["val"]
-    if not isinstance(made, Tensor) or made.is_contiguous() or not traced.is_contiguous():
+def _contiguous(x: Any, meta: Any) -> Any:
+    value = x and x.meta["val"]
+    if not isinstance(value, Tensor) or value.is_contiguous() or not meta.is_contiguous():
         return x
     with x.graph.inserting_after(x):
         copy = x.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
-    copy.meta = {**x.meta, "val": made.contiguous()}
+    copy.meta = {**x.meta, "val": value.contiguous()}
     return copy
 
 
-def _hand_over(node: Node, outputs: Any) -> None:
-    """Let the readers of ``node`` read ``outputs`` instead."""
+def _replace_node(node: Node, outputs: Any) -> None:
+    """Replace ``node`` by ``outputs`` and erase it."""
     if isinstance(outputs, (tuple, list)):
         for pick in list(node.users):
             assert pick.target is operator.getitem, pick
@@ -403,9 +423,11 @@ def _hand_over(node: Node, outputs: Any) -> None:
     node.graph.erase_node(node)
 
 
-def traced(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
-    """Operators of ``call`` on fake tensors, composites kept whole."""
-    values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
+def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
+    """Trace ``call`` on fake tensors; with ``pre_dispatch``, composite operators are kept."""
+    values = [
+        value.detach() for value in values
+    ]  # tracing identifies operands by object, and copied nodes share their fake tensor
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     with torch.no_grad(), _use_lazy_graph_module(True), mode or nullcontext():
         return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)
@@ -417,7 +439,7 @@ def _value(module: GraphModule, node: Node) -> Any:
     return operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
 
 
-def _adopt(module: GraphModule, tensor: Tensor) -> str:
-    """The name of a constant of a decomposition on the module; it is registered the first time."""
-    names = {id(held): name for name, held in module.named_buffers(recurse=False)}
-    return names.get(id(tensor)) or held(module, f"_decomposed_constant_{len(names)}", tensor)
+def _register_constant(module: GraphModule, tensor: Tensor) -> str:
+    """Register a constant of a decomposition on the module, once; returns its name."""
+    names = {id(buffer): name for name, buffer in module.named_buffers(recurse=False)}
+    return names.get(id(tensor)) or add_buffer(module, f"_decomposed_constant_{len(names)}", tensor)

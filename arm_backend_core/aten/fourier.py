@@ -1,8 +1,8 @@
-"""Discrete Fourier transforms of pairs of real numbers: products with matrices, along each dimension in turn.
+"""Discrete Fourier transforms as matrix products with cosine and sine matrices, along each dimension in turn.
 
-Short-time transforms (``torch.stft``, ``torch.istft``) are the same on frames of the signal. Their window is a factor
-of the matrix, which has no rows for samples outside of the window: a window of 400 samples in a transform of 512 points
-is a matrix of 400 rows.
+Complex tensors are pairs of real ones. Short-time Fourier transforms (``torch.stft``, ``torch.istft``) apply the same
+matrices to frames of the signal. The window is folded into the matrix, which has no rows for samples outside of the
+window: a window of 400 samples in a 512-point transform gives a matrix of 400 rows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Pair:
-    """A complex tensor."""
+    """A complex tensor as real data [..., 2]."""
 
     data: Tensor
 
@@ -35,80 +35,87 @@ class Pair:
         return self.data[..., 0], self.data[..., 1]
 
     @staticmethod
-    def of(real: Tensor, imaginary: Tensor) -> Pair:
-        """From its parts."""
+    def from_parts(real: Tensor, imaginary: Tensor) -> Pair:
+        """Build a pair from its real and imaginary part."""
         return Pair(torch.stack([real, imaginary], -1))
 
 
-def _waves(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 * pi * j * k / n, [n, count]; rounded, so that they are 0 where they should be."""
+def _dft_matrices(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 * pi * j * k / n, [n, count]; rounded to 15 decimals, so that exact zeros are 0."""
     angles = 2 * math.pi * (np.outer(np.arange(n), np.arange(count)) % n) / n
     cosine, sine = (np.round(wave(angles), 15).astype(np.float32) for wave in (np.cos, np.sin))
     return torch.tensor(cosine).to(like.dtype), torch.tensor(sine).to(like.dtype)
 
 
-def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
+def _matmul_along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
     return torch.matmul(x.transpose(dim, -1), matrix).transpose(dim, -1)
 
 
-def _transformed(z: Pair, dims: Sequence[int], sign: int) -> Pair:
-    """Along ``dims``, with exp(sign * i * angle)."""
+def _transform(z: Pair, dims: Sequence[int], sign: int) -> Pair:
+    """Unnormalized DFT along ``dims`` with kernel exp(sign * i * angle)."""
     real, imaginary = z.parts
     for dim in dims:
-        cosine, sine = _waves(real.shape[dim], real.shape[dim], real)
+        cosine, sine = _dft_matrices(real.shape[dim], real.shape[dim], real)
         real, imaginary = (
-            _along(real, dim, cosine) - _along(imaginary, dim, sine) * sign,
-            _along(imaginary, dim, cosine) + _along(real, dim, sine) * sign,
+            _matmul_along(real, dim, cosine) - _matmul_along(imaginary, dim, sine) * sign,
+            _matmul_along(imaginary, dim, cosine) + _matmul_along(real, dim, sine) * sign,
         )
-    return Pair.of(real, imaginary)
+    return Pair.from_parts(real, imaginary)
 
 
-def _factor(sizes: Sequence[int], normalization: int) -> float:
-    """ATen's three ways: none, by the root of the number of elements, by that number."""
+def _normalization_factor(sizes: Sequence[int], normalization: int) -> float:
+    """ATen's three normalizations: 0: none; 1: by the square root of the number of elements; 2: by that number."""
     return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
 
 
 def real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
-    """``aten._fft_r2c``: all but the last of ``dim`` are transforms of complex numbers."""
+    """``aten._fft_r2c``: a real transform along the last of ``dim``, then complex transforms along the others."""
     n, last = x.shape[dim[-1]], dim[-1]
-    cosine, sine = _waves(n, n // 2 + 1 if onesided else n, x)
-    first = Pair.of(_along(x, last, cosine), -_along(x, last, sine))
-    factor = _factor([x.shape[d] for d in dim], normalization)
-    return Pair(_transformed(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
+    cosine, sine = _dft_matrices(n, n // 2 + 1 if onesided else n, x)
+    first = Pair.from_parts(_matmul_along(x, last, cosine), -_matmul_along(x, last, sine))
+    factor = _normalization_factor([x.shape[d] for d in dim], normalization)
+    return Pair(_transform(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
 
 
 def complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
     """``aten._fft_c2c``."""
     axes = [d % (z.data.dim() - 1) for d in dim]
-    factor = _factor([z.data.shape[d] for d in axes], normalization)
-    return Pair(_transformed(z, axes, -1 if forward else 1).data * factor)
+    factor = _normalization_factor([z.data.shape[d] for d in axes], normalization)
+    return Pair(_transform(z, axes, -1 if forward else 1).data * factor)
 
 
 def complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
-    """``aten._fft_c2r``, which is backward. Of the last dimension half is given: all but its ends count twice."""
+    """``aten._fft_c2r``, the inverse transform of a one-sided spectrum.
+
+    Frequencies of the last dimension count twice, except 0 and, for even sizes, the Nyquist frequency.
+    """
     axes = [d % (z.data.dim() - 1) for d in dim]
-    real, imaginary = _transformed(z, axes[:-1], 1).parts
-    cosine, sine = _waves(last_dim_size, real.shape[axes[-1]], real)
-    twice = torch.tensor([1.0 if 2 * k % last_dim_size == 0 else 2.0 for k in range(cosine.shape[1])])
-    result = _along(real, axes[-1], (cosine * twice).t()) - _along(imaginary, axes[-1], (sine * twice).t())
-    return result * _factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
+    real, imaginary = _transform(z, axes[:-1], 1).parts
+    cosine, sine = _dft_matrices(last_dim_size, real.shape[axes[-1]], real)
+    multiplicity = torch.tensor([1.0 if 2 * k % last_dim_size == 0 else 2.0 for k in range(cosine.shape[1])])
+    result = _matmul_along(real, axes[-1], (cosine * multiplicity).t()) - _matmul_along(
+        imaginary, axes[-1], (sine * multiplicity).t()
+    )
+    return result * _normalization_factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
 
 
 # -- short-time transforms -----------------------------------------------------------------------------------------
 
 
 def _window(window: Tensor | Pair | None, count: int, like: Tensor) -> Tensor:
-    """The window's ``count`` samples, ones if there is none.
+    """The window's ``count`` samples; ones if no window is passed.
 
     Raises:
         Unsupported: it is complex.
     """
     if isinstance(window, Pair):
-        raise Unsupported("a short-time Fourier transform with a complex window; multiply with its two parts apart")
+        raise Unsupported(
+            "a short-time Fourier transform with a complex window; multiply by its real and imaginary parts separately"
+        )
     return torch.ones(count, dtype=like.dtype) if window is None else window
 
 
-def _short_time(
+def _stft(
     x: Tensor | Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -119,10 +126,9 @@ def _short_time(
     return_complex: bool | None = None,
     align_to_window: bool | None = None,
 ) -> Pair | Tensor:
-    """x [.., samples] -> [.., frequencies, frames].
+    """Short-time Fourier transform of x [.., samples] -> [.., frequencies, frames].
 
-    Frame t has the samples under its window, which begins (n_fft - win_length) // 2 samples after the frame, or with
-    it.
+    The window of frame t begins (n_fft - win_length) // 2 samples after the frame, or with it (``align_to_window``).
     """
     parts = x.parts if isinstance(x, Pair) else (x,)
     real = parts[0]
@@ -130,21 +136,21 @@ def _short_time(
     left = (n_fft - count) // 2
     start, span = (0, count) if align_to_window else (left, n_fft)
     frames = 1 + (real.shape[-1] - span) // hop
-    stretches = [p[..., start : start + (frames - 1) * hop + count].unfold(-1, count, hop) for p in parts]
-    half = onesided if onesided is not None else len(parts) == 1
-    # Waves by frequency and place in the window, [n_fft, frequencies].
-    waves = _waves(n_fft, n_fft // 2 + 1 if half else n_fft, real)
-    weights = _window(window, count, real)[:, None] * _factor([n_fft], int(normalized))
+    windowed_samples = [p[..., start : start + (frames - 1) * hop + count].unfold(-1, count, hop) for p in parts]
+    is_onesided = onesided if onesided is not None else len(parts) == 1
+    # Cosine and sine by sample of the frame and frequency, [n_fft, frequencies].
+    waves = _dft_matrices(n_fft, n_fft // 2 + 1 if is_onesided else n_fft, real)
+    weights = _window(window, count, real)[:, None] * _normalization_factor([n_fft], int(normalized))
     cosine, sine = (wave[left : left + count] * weights for wave in waves)
-    by_cosine, by_sine = ([torch.matmul(s, wave).mT for s in stretches] for wave in (cosine, sine))
+    by_cosine, by_sine = ([torch.matmul(s, wave).mT for s in windowed_samples] for wave in (cosine, sine))
     if len(parts) == 1:
-        spectrum = Pair.of(by_cosine[0], -by_sine[0])
+        spectrum = Pair.from_parts(by_cosine[0], -by_sine[0])
     else:
-        spectrum = Pair.of(by_cosine[0] + by_sine[1], by_cosine[1] - by_sine[0])
+        spectrum = Pair.from_parts(by_cosine[0] + by_sine[1], by_cosine[1] - by_sine[0])
     return spectrum if return_complex else spectrum.data
 
 
-def _centered(
+def _stft_centered(
     x: Tensor | Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -153,17 +159,17 @@ def _centered(
     center: bool = True,
     pad_mode: str = "reflect",
     *args: Any,
-    **named: Any,
+    **kwargs: Any,
 ) -> Pair | Tensor:
-    """The same, of a signal that is padded first, so that the middle of frame t is sample t * hop."""
+    """Short-time transform of a padded signal, so that frame t is centered on sample t * hop (``center=True``)."""
     if center:
         parts = x.parts if isinstance(x, Pair) else (x,)
         padded = [F.pad(p[None], (n_fft // 2, n_fft // 2), pad_mode)[0] for p in parts]
-        x = Pair.of(*padded) if isinstance(x, Pair) else padded[0]
-    return _short_time(x, n_fft, hop_length, win_length, window, *args, **named)
+        x = Pair.from_parts(*padded) if isinstance(x, Pair) else padded[0]
+    return _stft(x, n_fft, hop_length, win_length, window, *args, **kwargs)
 
 
-def _inverse_short_time(
+def _istft(
     z: Pair,
     n_fft: int,
     hop_length: int | None = None,
@@ -175,38 +181,45 @@ def _inverse_short_time(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Tensor:
-    """z [.., frequencies, frames] -> [.., samples]: overlap-add of windowed frames, over that of squared windows.
+    """Inverse short-time transform, z [.., frequencies, frames] -> [.., samples].
+
+    The overlap-add of windowed frames is divided by the overlap-add of squared windows.
 
     Raises:
-        Unsupported: the result is complex.
+        Unsupported: the result is complex, or no window covers some of its samples.
     """
     if return_complex:
-        raise Unsupported("torch.istft with return_complex=True; take torch.fft.ifft of the frames")
+        raise Unsupported("torch.istft with return_complex=True; use torch.fft.ifft of the frames")
     real, imaginary = (part.mT for part in z.parts)  # [.., frames, frequencies]
     hop, count, frames = hop_length or n_fft // 4, win_length or n_fft, real.shape[-2]
     left, half = (n_fft - count) // 2, n_fft // 2 + 1
     weights = _window(window, count, real)
-    twice = torch.tensor([1.0 if 2 * k % n_fft == 0 else 2.0 for k in range(half)])
-    factor = _factor([n_fft], 1 if normalized else 2)
-    # Of frequencies above the half, which a spectrum of both sides has, PyTorch reads nothing.
-    cosine, sine = ((w[left : left + count] * twice * factor).t() * weights for w in _waves(n_fft, half, real))
+    multiplicity = torch.tensor([1.0 if 2 * k % n_fft == 0 else 2.0 for k in range(half)])
+    factor = _normalization_factor([n_fft], 1 if normalized else 2)
+    # Like PyTorch, ignore the upper half of the frequencies of a two-sided spectrum.
+    cosine, sine = (
+        (w[left : left + count] * multiplicity * factor).t() * weights for w in _dft_matrices(n_fft, half, real)
+    )
     windowed = torch.matmul(real[..., :half], cosine) - torch.matmul(imaginary[..., :half], sine)
-    total = _overlap_added(windowed, hop)
-    envelope = _overlap_added((weights * weights).expand(frames, count), hop)
+    summed = _overlap_add(windowed, hop)
+    envelope = _overlap_add((weights * weights).expand(frames, count), hop)
     start = n_fft // 2 if center else 0
-    whole = n_fft + (frames - 1) * hop
-    wanted = whole - 2 * start if length is None else length
-    first, last = start - left, min(start + wanted, whole) - left  # in what is under some window
-    inner = slice(max(first, 0), min(last, total.shape[-1]))
-    if first < 0 or last > total.shape[-1]:
-        raise Unsupported("torch.istft of samples that no window covers, for which PyTorch raises too")
-    return F.pad(total[..., inner] * (1 / envelope[inner]), (0, wanted - (last - first)))
+    padded_length = n_fft + (frames - 1) * hop
+    out_length = padded_length - 2 * start if length is None else length
+    valid_start, valid_end = (
+        start - left,
+        min(start + out_length, padded_length) - left,
+    )  # in samples that some window covers
+    valid = slice(max(valid_start, 0), min(valid_end, summed.shape[-1]))
+    if valid_start < 0 or valid_end > summed.shape[-1]:
+        raise Unsupported("torch.istft of samples that no window covers; PyTorch raises an error for them too")
+    return F.pad(summed[..., valid] * (1 / envelope[valid]), (0, out_length - (valid_end - valid_start)))
 
 
-def _overlap_added(x: Tensor, hop: int) -> Tensor:
-    """x [.., frames, n], each frame ``hop`` samples after the one before -> their sum [.., samples].
+def _overlap_add(x: Tensor, hop: int) -> Tensor:
+    """Overlap-add: x [.., frames, n], where each frame starts ``hop`` samples after the previous one -> [.., samples].
 
-    A frame is cut into pieces of ``hop`` samples; piece k of frame t is added to stretch t + k of the result.
+    A frame is split into pieces of ``hop`` samples; piece k of frame t is added to piece t + k of the result.
     """
     frames, n = x.shape[-2:]
     count = -(-n // hop)
@@ -215,9 +228,9 @@ def _overlap_added(x: Tensor, hop: int) -> Tensor:
     return functools.reduce(torch.add, shifted).flatten(-2)[..., : n + (frames - 1) * hop]
 
 
-#: Rules for the operators themselves, which need none for complex numbers around them.
+#: Decompositions of the short-time transforms, which apply to real inputs too.
 SHORT_TIME: dict[Any, Callable[..., Any]] = {
-    aten.stft.default: _short_time,
-    aten.stft.center: _centered,
-    aten.istft.default: _inverse_short_time,
+    aten.stft.default: _stft,
+    aten.stft.center: _stft_centered,
+    aten.istft.default: _istft,
 }

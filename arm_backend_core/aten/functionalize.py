@@ -1,4 +1,4 @@
-"""In-place operators become functional ones, without tracing the program anew."""
+"""Functionalization: replace in-place operators by functional ones, without retracing the program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DROPOUT = tuple(
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for kind in (name, f"{name}_")
 )
-_FILLED: dict[Any, OpOverload] = {
+_ZERO_FILLED: dict[Any, OpOverload] = {
     aten.empty.memory_format: aten.zeros.default,
     aten.empty_like.default: aten.zeros_like.default,
     aten.new_empty.default: aten.new_zeros.default,
@@ -28,172 +28,189 @@ _FILLED: dict[Any, OpOverload] = {
 
 
 def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
-    """Replace ``relu_`` by ``relu`` and so on, in place.
+    """Replace in-place operators (``relu_``) by functional ones (``relu``); edits the graph.
 
-    Later readers of the mutated tensor read the result instead. That is the same program unless something else shares
-    the tensor's memory (a view, a parameter, an input); then the graph is left untouched.
+    Later readers of the mutated tensor read the result instead. This is equivalent unless something else shares the
+    tensor's memory (a view, a parameter, an input); then the in-place operators are left unchanged.
 
     Args:
-        write_back: inputs and buffers may be written: they are, once, at the end of the program.
+        graph: the graph to edit.
+        write_back: allow mutation of inputs and buffers; each is written once, at the end of the program.
 
     Returns:
-        The first operator that writes what others share; None where the graph is now free of in-place operators, those
-        at its end aside.
+        The first operator that mutates shared memory. None if the graph has no more in-place operators, except final
+        writes to attributes.
     """
     _drop_identities(graph)
-    _fill(graph)
-    _drop_second_names(graph)
+    _replace_empty_by_zeros(graph)
+    _read_mutated_tensor(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
+    mutating = [node for node in graph.nodes if mutates(node) and not _is_final_write(node, order)]
     for node in mutating:
-        if _functional(node) is None or (
-            changes_memory(node) and _is_shared(node.args[0], node, order, held=write_back)
+        if _functional_overload(node) is None or (
+            changes_memory(node) and _is_aliased(node.args[0], node, order, allow_inputs=write_back)
         ):
             return node
-    written: dict[Node, Node] = {}
+    mutated: dict[Node, Node] = {}
     for node in mutating:
-        source, target = cast(Node, node.args[0]), _functional(node)
+        source, target = cast(Node, node.args[0]), _functional_overload(node)
         assert target is not None
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-        written[node] = written.pop(source, source)
+        mutated[node] = mutated.pop(source, source)
     with graph.inserting_before(graph.output_node()):
-        for result, source in written.items():
+        for result, source in mutated.items():
             if source.op != "call_function":
                 graph.call_function(aten.copy_.default, (source, result)).meta = dict(source.meta)
     return None
 
 
-def _ends(node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``node`` gives an attribute the value that it keeps until the next call."""
-    kept = node.args[0]
-    if node.target is not aten.copy_.default or not isinstance(kept, Node):
+def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
+    """Whether ``node`` writes an attribute's final value of this call."""
+    attribute = node.args[0]
+    if node.target is not aten.copy_.default or not isinstance(attribute, Node):
         return False
-    return kept.op == "get_attr" and all(order[user] <= order[node] for user in kept.users)
+    return attribute.op == "get_attr" and all(order[user] <= order[node] for user in attribute.users)
 
 
-def functional(program: ExportedProgram) -> ExportedProgram:
-    """``program`` itself, edited, or another one, without writes in place; new values of buffers are results.
+def functionalize_program(program: ExportedProgram) -> ExportedProgram:
+    """Functionalize a program; new values of mutated buffers become outputs.
+
+    Args:
+        program: the program, which may be edited.
+
+    Returns:
+        ``program`` itself, or a new program.
 
     Raises:
-        ModelError: PyTorch cannot, say because elements of what is written to overlap in memory.
+        ModelError: PyTorch cannot functionalize it, for example because elements of a mutated tensor overlap in memory.
     """
     if functionalize(program.graph_module.graph) is None:
         return program
     for node in program.graph.find_nodes(op="call_function", target=aten.unfold.default):
-        if is_written(node):  # PyTorch forgets the elements that are in no window
+        if is_written(node):  # PyTorch would drop elements that lie in no window
             view = node.meta["val"]
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
     for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
-        parts = composite(node)  # PyTorch's own decomposition, which no table prevents, counts a list's end as a class
+        parts = composite(
+            node
+        )  # no table overrides PyTorch's decomposition, which counts the end of a label list as a class
         assert parts is not None
         node.target = parts.decompose
     try:
-        with torch.no_grad():  # parts of complex tensors are not written where there are to be gradients
+        with torch.no_grad():  # with gradients, parts of complex tensors cannot be written
             program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
-    functionalize(program.graph_module.graph)  # what lstm_cell is decomposed to, say, writes in place again
+        raise ModelError(f"in-place writes cannot be exported: {reason} Write to a copy: x.clone()") from error
+    functionalize(program.graph_module.graph)  # decompositions write in place again, for example that of lstm_cell
     drop_final_copies(program.graph)
     return program
 
 
 def drop_final_copies(graph: Graph) -> None:
-    """What is written to an input or buffer leaves the program as it is computed, not as a copy of that."""
+    """Remove copies of computed values that are only returned as new values of inputs or buffers."""
     for node in [node for node in graph.nodes if overload_of(node.target) is aten.copy.default]:
         result, source = node.meta["val"], node.args[1]
-        same = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)
-        own = source.op == "call_function" and overload_of(source.target) is not aten.view_copy.default
-        if same and own and all(user.op == "output" for user in node.users):
+        has_same_type = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)
+        is_computed = source.op == "call_function" and overload_of(source.target) is not aten.view_copy.default
+        if has_same_type and is_computed and all(user.op == "output" for user in node.users):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 
 
 def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
-    """Decompositions of operators whose results share memory with an operand although their schemas deny it.
+    """Decompositions of operators whose results alias an operand although their schemas do not declare it.
 
-    ``meshgrid``, ``type_as`` and their kin: PyTorch's own functionalization believes the schema, and a write to the
-    operand would not reach the result.
+    Examples: ``meshgrid``, ``type_as``. PyTorch's functionalization trusts the schema, so a write to the operand would
+    not reach the result.
     """
     views = {node.target for node in graph.nodes if any(is_view(node, x) for x in node.all_input_nodes)}
-    hidden = {
+    undeclared = {
         target
         for target in views
         if isinstance(target, OpOverload) and not any(result.alias_info for result in target._schema.returns)
     }
-    if not hidden:
+    if not undeclared:
         return {}
     table = default_decompositions()
-    return {target: table[target] for target in hidden if target in table}
+    return {target: table[target] for target in undeclared if target in table}
 
 
 def _drop_identities(graph: Graph) -> None:
-    """What returns its input itself, which neither schema nor trace shows reliably: ``lift``, ``detach_``, dropout."""
+    """Remove operators that return their input itself: ``lift``, ``detach_``, dropout in evaluation mode.
+
+    Neither schema nor trace shows this aliasing reliably.
+    """
     for node in list(graph.nodes):
         if node.target in (aten.lift.default, aten.detach_.default) or (node.target in DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
 
-def _fill(graph: Graph) -> None:
-    """What nothing was written to yet is zero, and so the same in every export."""
+def _replace_empty_by_zeros(graph: Graph) -> None:
+    """Replace uninitialized tensors (``empty``) by zeros, so that every export is the same."""
     for node in graph.nodes:
-        if node.target in _FILLED:
-            node.target = _FILLED[node.target]
+        if node.target in _ZERO_FILLED:
+            node.target = _ZERO_FILLED[node.target]
             if node.target is aten.zeros.default:
                 node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format"}
 
 
-def _drop_second_names(graph: Graph) -> None:
-    """What is written is read by its own name, not by that of the operator that wrote it and returned it."""
+def _read_mutated_tensor(graph: Graph) -> None:
+    """Redirect readers of an in-place operator's result to the tensor that it mutates."""
     for node in [node for node in graph.nodes if mutates(node)]:
-        if _functional(node) is not None and changes_memory(node):
+        if _functional_overload(node) is not None and changes_memory(node):
             node.replace_all_uses_with(node.args[0])
 
 
-def _functional(node: Node) -> OpOverload | None:
-    """``aten.add_.Tensor`` -> ``aten.add.Tensor``."""
+def _functional_overload(node: Node) -> OpOverload | None:
+    """The functional overload of an in-place operator (``aten.add_.Tensor`` -> ``aten.add.Tensor``), or None."""
     assert isinstance(node.target, OpOverload)
     namespace, name = node.target._schema.name.split("::")
     if not name.endswith("_") or namespace != "aten":
         return None
-    packet, types = getattr(torch.ops.aten, name[:-1], None), _types(node.target)
+    packet, types = getattr(torch.ops.aten, name[:-1], None), _argument_types(node.target)
     overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
-    return next((overload for overload in overloads if _types(overload) == types), None)
+    return next((overload for overload in overloads if _argument_types(overload) == types), None)
 
 
-def _types(overload: OpOverload) -> list[tuple[str, str]]:
+def _argument_types(overload: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
 
 
-def _is_shared(
-    source: object, node: Node, order: dict[Node, int], known_as: Node | None = None, *, held: bool = False
+def _is_aliased(
+    source: object, node: Node, order: dict[Node, int], other_name: Node | None = None, *, allow_inputs: bool = False
 ) -> bool:
-    """Whether ``source``'s memory may be seen after ``node`` under another name than ``known_as``.
+    """Whether the memory of ``source`` may be read after ``node`` through another tensor.
 
-    ``held``: not if the program begins with it, as an input or buffer.
+    Args:
+        source: the mutated operand.
+        node: the in-place operator.
+        order: index of each node in the program.
+        other_name: a view that does not count.
+        allow_inputs: inputs and buffers of the program do not count as shared.
     """
-    if not isinstance(source, Node) or not (source.op == "call_function" or held):
+    if not isinstance(source, Node) or not (source.op == "call_function" or allow_inputs):
         return True
     for user in source.users:
         if (
-            user is not known_as
+            user is not other_name
             and order[user] < order[node]
             and is_view(user, source)
-            and _read_after(user, node, order)
+            and _is_read_after(user, node, order)
         ):
             return True
     return any(
-        _is_shared(base, node, order, source) or any(order[user] > order[node] for user in base.users)
+        _is_aliased(base, node, order, source) or any(order[user] > order[node] for user in base.users)
         for base in source.all_input_nodes
         if is_view(source, base)
     )
 
 
-def _read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
+def _is_read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
     return any(
-        order[user] > order[node] or (is_view(user, view) and _read_after(user, node, order)) for user in view.users
+        order[user] > order[node] or (is_view(user, view) and _is_read_after(user, node, order)) for user in view.users
     )

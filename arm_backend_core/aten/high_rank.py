@@ -1,9 +1,10 @@
-"""Tensors of more dimensions than TOSA has, where these only say how elements are moved or which of them meet.
+"""Rank reduction: rewrite operators on tensors of more than TOSA's six dimensions.
 
-Windows are cut out of a video by a view of eight dimensions, a permutation and another view. What stays together is one
-dimension, and what is left above six is moved one run of elements at a time. Elementwise operators broadcast along runs
-of dimensions, each of which is one too (relative positions of a video's patches); softmax and reductions need but one
-before and one behind their own (RAFT's weights of neighbours).
+Example: a video model partitions windows with a view of eight dimensions, a permutation and another view. In a
+permutation, dimensions that stay adjacent merge into one; if more than six remain, it is split into several
+permutations. Elementwise operators broadcast along runs of dimensions, each of which merges into one (relative
+positions of a video's patches). Softmax and reductions need one dimension before and one after their own (RAFT's
+weights of neighbours).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import drop_unread
-from arm_backend_core.permutation import merged
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import eliminate_dead_code
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K
 
@@ -33,50 +34,58 @@ _PERMUTES = (aten.permute.default, aten.permute_copy.default)
 _ALONG = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 
-def lower_ranks(module: GraphModule) -> None:
-    """Write what has too many dimensions with fewer; a view of a view of these reads what that one reads."""
-    wide = [node for node in module.graph.nodes if any(map(_is_wide, (node, *node.all_input_nodes)))]
-    for node in wide:
+def reduce_ranks(module: GraphModule) -> None:
+    """Rewrite operators on high-rank tensors with fewer dimensions, and compose views of high-rank views."""
+    high_rank = [node for node in module.graph.nodes if any(map(_is_high_rank, (node, *node.all_input_nodes)))]
+    for node in high_rank:
         with node.graph.inserting_before(node):
-            narrow = _permuted if node.target in _PERMUTES else _reduced if node.target in _ALONG else _met
-            if (value := narrow(node)) is not None:
-                node.replace_all_uses_with(call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
+            rule = (
+                _reduce_permute
+                if node.target in _PERMUTES
+                else _reduce_axis_operator
+                if node.target in _ALONG
+                else _reduce_elementwise
+            )
+            if (value := rule(node)) is not None:
+                node.replace_all_uses_with(insert_call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
                 node.graph.erase_node(node)
-    for node in module.graph.nodes if wide else ():
-        while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_wide(node.args[0]):
-            # A view of the first one need not be one of its source.
+    for node in module.graph.nodes if high_rank else ():
+        while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_high_rank(node.args[0]):
+            # The composition may not be expressible as a view of the source, so it is a reshape.
             node.target, node.kwargs = aten.reshape.default, {}
             node.args = (node.args[0].args[0], list(node.meta["val"].shape))
-    if wide:
-        drop_unread(module.graph)
+    if high_rank:
+        eliminate_dead_code(module.graph)
 
 
-def _is_wide(node: Node) -> bool:
+def _is_high_rank(node: Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _permuted(node: Node) -> Node | None:
+def _reduce_permute(node: Node) -> Node | None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
-    for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
-        value = call(node, aten.permute.default, call(node, aten.reshape.default, value, list(sizes)), list(order))
+    for sizes, order in _split_permutation(shape, [dim % len(shape) for dim in dims]):
+        value = insert_call(
+            node, aten.permute.default, insert_call(node, aten.reshape.default, value, list(sizes)), list(order)
+        )
     return value
 
 
-def _reduced(node: Node) -> Node | None:
-    """An operator along one dimension."""
+def _reduce_axis_operator(node: Node) -> Node | None:
+    """Rewrite an operator along one dimension on [before, dimension, after]; None for several dimensions."""
     value, dims, *rest = cast(Any, node.args)
-    shape, along = value.meta["val"].shape, [dims] if isinstance(dims, int) else dims
-    if len(along or ()) != 1:
+    shape, axes = value.meta["val"].shape, [dims] if isinstance(dims, int) else dims
+    if len(axes or ()) != 1:
         return None
-    dim = along[0] % len(shape)
-    flat = call(node, aten.reshape.default, value, [prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])])
-    return call(node, node.target, flat, 1 if along is not dims else [1], *rest, **node.kwargs)
+    dim = axes[0] % len(shape)
+    flat = insert_call(node, aten.reshape.default, value, [prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])])
+    return insert_call(node, node.target, flat, 1 if axes is not dims else [1], *rest, **node.kwargs)
 
 
-def _met(node: Node) -> Node | None:
-    """An elementwise operator on operands whose dimensions, as far as each has or lacks them all, are one."""
+def _reduce_elementwise(node: Node) -> Node | None:
+    """Rewrite an elementwise operator: merge runs of dimensions that each operand has, or broadcasts, entirely."""
     if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
         return None
     shape = node.meta["val"].shape
@@ -84,30 +93,32 @@ def _met(node: Node) -> Node | None:
     aligned = {x: (1,) * (len(shape) - x.meta["val"].dim()) + tuple(x.meta["val"].shape) for x in operands}
     runs: list[list[int]] = []
     for dim, size in enumerate(shape):
-        real = [other for other in runs[-1] if shape[other] != 1] if runs else []
-        joined = size == 1 or not real or all((a[dim] == 1) == (a[real[-1]] == 1) for a in aligned.values())
-        runs = [*runs[:-1], [*runs[-1], dim]] if runs and joined else [*runs, [dim]]
+        non_unit = [other for other in runs[-1] if shape[other] != 1] if runs else []
+        joins = size == 1 or not non_unit or all((a[dim] == 1) == (a[non_unit[-1]] == 1) for a in aligned.values())
+        runs = [*runs[:-1], [*runs[-1], dim]] if runs and joins else [*runs, [dim]]
     if len(runs) > LEVEL_8K.max_rank:
         return None
-    narrow = {
-        x: call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+    reshaped = {
+        x: insert_call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
         for x, sizes in aligned.items()
     }
-    made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
-    made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
-    return made
+    result = node.graph.node_copy(node, lambda x: reshaped.get(x, x))
+    result.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
+    return result
 
 
-def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Shapes and permutations, one after the other, that ``order`` is made of."""
-    sizes, order = merged(shape, order)
+def _split_permutation(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Split the permutation ``order`` into a sequence of (shape, permutation) of at most six dimensions each."""
+    sizes, order = merge_axes(shape, order)
     while len(order) > LEVEL_8K.max_rank:
-        ways = []
-        for before, dim in pairwise(order):  # each goes where it is to be, which joins two at least
-            moved = [other for other in range(len(order)) if other != dim]
-            moved.insert(moved.index(before) + 1, dim)
-            ways.append((merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
-        rest, moved = min(ways, key=lambda way: len(way[0][1]))
-        yield merged(sizes, moved)
-        sizes, order = rest
+        candidates = []
+        for previous, dim in pairwise(order):  # each step moves one dimension to its place, which merges at least two
+            step = [other for other in range(len(order)) if other != dim]
+            step.insert(step.index(previous) + 1, dim)
+            candidates.append(
+                (merge_axes([sizes[other] for other in step], [step.index(other) for other in order]), step)
+            )
+        remaining, step = min(candidates, key=lambda candidate: len(candidate[0][1]))
+        yield merge_axes(sizes, step)
+        sizes, order = remaining
     yield sizes, tuple(order)

@@ -1,6 +1,7 @@
-"""Whole numbers that an operator takes as real ones become real numbers in front of it, where it reads no others.
+"""Type promotion: insert explicit casts where a float operator reads integers.
 
-A cast has parameters of its own, so that what reads it is quantized as if the model had cast them itself.
+The cast has quantization parameters of its own, so its reader is quantized as if the model had cast the integers
+itself.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import constant_nodes, first_result, is_countable
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import constant_nodes, first_result, is_integer_or_bool
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 
 
-def promote(module: GraphModule) -> None:
-    """Cast integers that functions, operators of several tensors and ``cat`` turn into real numbers; not one number."""
+def promote_integers(module: GraphModule) -> None:
+    """Cast integer operands of float elementwise operators and ``cat`` to float32, except one-element constants."""
     constants = constant_nodes(module.graph)
     for node in list(module.graph.nodes):
-        for source in list(_counting(node)):
+        for source in list(_integer_operands(node)):
             if source not in constants or source.meta["val"].numel() > 1:
                 with module.graph.inserting_before(node):
-                    node.replace_input_with(source, call(node, torch.ops.aten.to.dtype, source, torch.float32))
+                    node.replace_input_with(source, insert_call(node, torch.ops.aten.to.dtype, source, torch.float32))
 
 
-def _counting(node: Node) -> Iterator[Node]:
-    """Operands that are integers or booleans, but for conditions."""
+def _integer_operands(node: Node) -> Iterator[Node]:
+    """Integer and boolean operands of a float32 operator, except the condition of a select."""
     record, result = find(node), first_result(node)
-    joins = bool(node.args) and isinstance(node.args[0], (list, tuple))
+    is_concat = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
-        for source in node.all_input_nodes if joins or record.kind is Kind.ELEMENTWISE else ():
-            chooses = record.is_select and source is node.args[0]
-            if isinstance(source.meta.get("val"), torch.Tensor) and is_countable(source) and not chooses:
+        for source in node.all_input_nodes if is_concat or record.kind is Kind.ELEMENTWISE else ():
+            is_condition = record.is_select and source is node.args[0]
+            if isinstance(source.meta.get("val"), torch.Tensor) and is_integer_or_bool(source) and not is_condition:
                 yield source

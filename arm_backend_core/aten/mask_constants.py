@@ -1,7 +1,8 @@
-"""Comparisons and attention masks that a model writes itself, in forms that can be quantized.
+"""Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
 
-A mask puts -inf, the type's least number, or -10000 where softmax or exp is to give 0. One such value would take all
-steps of the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is nothing beside any score that counts.
+An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
+consume the whole quantization range that the scores share with it. exp(QUANTIZABLE_LOWEST) is negligible beside any
+score.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.de
 _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 _CASTS = (aten._to_copy.default, aten.to.dtype)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
-#: Operator -> which of its arguments are values of its result, as they are or added up.
-_CHOICES = {
+#: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
+_VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
     aten.where.self: (1, 2),
     aten.where.ScalarOther: (1, 2),
@@ -36,11 +37,11 @@ _CHOICES = {
     aten.sub.Tensor: (0,),
     **dict.fromkeys((aten.clamp.default, *_CASTS), (0,)),
 }
-#: A product with such a number is a mask: no score is scaled so.
-_MASKING = 1000.0
-#: From here on no score is.
-FAR = 9999.0
-_EXTREMES: dict[Any, Any] = {
+#: A product with a factor of at least this is a mask: scores are not scaled that much.
+_MASK_FACTOR = 1000.0
+#: No score has this magnitude or more.
+MASK_THRESHOLD = 9999.0
+_EXTREME_COMPARISONS: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
     (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
     (aten.eq.Tensor, aten.minimum.default): aten.le.Tensor,
@@ -48,28 +49,28 @@ _EXTREMES: dict[Any, Any] = {
 }
 
 
-def compare_operands(module: GraphModule) -> None:
-    """Have x == maximum(x, y) ask whether x >= y: quantized, the maximum has other steps, which x does not meet."""
+def rewrite_extreme_comparisons(module: GraphModule) -> None:
+    """Rewrite x == maximum(x, y) as x >= y: quantized, the maximum has another scale, so equality would fail."""
     for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
         for x, extreme in (node.args, node.args[::-1]):
-            wanted = _EXTREMES.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
-            if wanted is not None and isinstance(x, Node) and x in extreme.args:
+            comparison = _EXTREME_COMPARISONS.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
+            if comparison is not None and isinstance(x, Node) and x in extreme.args:
                 first, second = extreme.args
-                node.target, node.args = wanted, (x, second if x is first else first)
+                node.target, node.args = comparison, (x, second if x is first else first)
                 break
 
 
 def bound_masks(module: GraphModule) -> None:
-    """Replace values far below zero on their way to exponentials, and nowhere else, by ``QUANTIZABLE_LOWEST``."""
+    """Bound large negative constants by ``QUANTIZABLE_LOWEST``, on paths to exponentials only."""
     softmaxes = [node for target in _EXPONENTIAL for node in module.graph.find_nodes(op="call_function", target=target)]
     if softmaxes:
-        bound = _Bound(module)
+        bound = _MaskBounder(module)
         for node in softmaxes:
             node.replace_input_with(node.args[0], bound(node.args[0]))
 
 
-class _Bound:
-    """Copies of nodes whose masking values are bounded; other readers keep the nodes that they have."""
+class _MaskBounder:
+    """Creates copies of nodes with bounded mask values; other readers keep the original nodes."""
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
@@ -77,33 +78,38 @@ class _Bound:
         self._constants = Constants(module)
 
     def __call__(self, x: Any, lowest: float = QUANTIZABLE_LOWEST) -> Any:
-        """``x``, or what takes its place; a number too."""
+        """``x`` itself, or its bounded replacement; ``x`` may be a number."""
         if isinstance(x, (int, float)) and not isinstance(x, bool):
             return lowest if x < lowest else x
         if not isinstance(x, Node) or not is_float(x):
             return x
         if (x, lowest) not in self._known:
-            self._known[x, lowest] = self._bounded(x, lowest)
+            self._known[x, lowest] = self._bound(x, lowest)
         return self._known[x, lowest]
 
-    def _bounded(self, node: Node, lowest: float) -> Node:
+    def _bound(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
-            return node if self._least(node) >= lowest else self._clamped(node, lowest)
+            return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
         factor = self._factor(node)
-        places = _CHOICES.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
-        if self._masks(node, -1.0):
-            return self._clamped(node, lowest)
-        if 0 < factor < _MASKING:
-            places, lowest = (0, 1), lowest / factor
-        added = node.target in (aten.add.Tensor, aten.sub.Tensor)
-        if added:  # what is added to all alike is no mask
-            places = tuple(
-                place for place in places if isinstance(x := node.args[place], Node) and not self._is_number(x)
+        positions = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
+        if self._is_mask_product(node, -1.0):
+            return self._insert_clamp(node, lowest)
+        if 0 < factor < _MASK_FACTOR:
+            positions, lowest = (0, 1), lowest / factor
+        is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor)
+        if is_sum:  # a number added to all elements is no mask
+            positions = tuple(
+                position
+                for position in positions
+                if isinstance(x := node.args[position], Node) and not self._is_number(x)
             )
-        arguments = [self(x, lowest + added * self._most(x)) if i in places else x for i, x in enumerate(node.args)]
+        arguments = [
+            self(x, lowest + is_sum * self._negative_maximum(x)) if i in positions else x
+            for i, x in enumerate(node.args)
+        ]
         subtracted = node.args[1] if node.target is aten.sub.Tensor else None
-        if isinstance(subtracted, Node) and self._masks(subtracted, 1.0):
-            arguments[1] = self._clamped(subtracted, -lowest)
+        if isinstance(subtracted, Node) and self._is_mask_product(subtracted, 1.0):
+            arguments[1] = self._insert_clamp(subtracted, -lowest)
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
         with self._graph.inserting_after(node):
@@ -112,48 +118,48 @@ class _Bound:
         return copy
 
     def _factor(self, node: Node) -> float:
-        """The number that ``node`` multiplies by, or divides, else 0."""
+        """The constant factor of ``node``, if it multiplies by or divides by a number; else 0."""
         divides = node.target in (aten.div.Tensor, aten.div.Scalar)
         if not divides and node.target not in _PRODUCTS:
             return 0.0
         operands: tuple[Any, ...] = node.args[divides:]
-        known = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
-        numbers = [self._least(x) if isinstance(x, Node) else float(x) for x in known[:1]]
+        numeric = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
+        numbers = [self._minimum(x) if isinstance(x, Node) else float(x) for x in numeric[:1]]
         number = numbers[0] if numbers else 0.0
         return 1 / number if divides and number else number
 
-    def _masks(self, node: Node, sign: float) -> bool:
-        """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
+    def _is_mask_product(self, node: Node, sign: float) -> bool:
+        """Whether ``node`` scales a 0/1 mask by a large number of this sign."""
         factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
-        return factor >= _MASKING and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
+        return factor >= _MASK_FACTOR and all(self._is_binary(x, factor) for x in node.all_input_nodes)
 
-    def _is_of_bits(self, node: Node, factor: float) -> bool:
-        """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
+    def _is_binary(self, node: Node, factor: float) -> bool:
+        """Whether ``node`` may be a 0/1 mask: an input, or integers that may be cast, moved or offset by a number."""
         while node not in self._constants and is_float(node) and node.op == "call_function":
-            plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
-            others = [x for x in node.all_input_nodes if x not in self._constants]
-            if len(others) != 1 or not (is_data_movement(node) or node.target in plain):
+            elementwise = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
+            operands = [x for x in node.all_input_nodes if x not in self._constants]
+            if len(operands) != 1 or not (is_data_movement(node) or node.target in elementwise):
                 return False
-            (node,) = others
-        return node in self._constants or not is_float(node) or factor >= FAR
+            (node,) = operands
+        return node in self._constants or not is_float(node) or factor >= MASK_THRESHOLD
 
-    def _most(self, x: Any) -> float:
-        """The largest element of a constant where it is below 0, else 0."""
+    def _negative_maximum(self, x: Any) -> float:
+        """The largest element of a constant if that is finite and negative, else 0."""
         value = self._constants.value(x) if isinstance(x, Node) and x in self._constants else torch.zeros(1)
-        most = float(value.max()) if value.numel() else 0.0
-        return min(most, 0.0) if math.isfinite(most) else 0.0
+        maximum = float(value.max()) if value.numel() else 0.0
+        return min(maximum, 0.0) if math.isfinite(maximum) else 0.0
 
     def _is_number(self, x: Any) -> bool:
         return x in self._constants and x.meta["val"].numel() == 1
 
-    def _clamped(self, node: Node, bound: float) -> Node:
+    def _insert_clamp(self, node: Node, bound: float) -> Node:
         bounds = (bound,) if bound < 0 else (None, bound)
         with self._graph.inserting_after(node):
             clamp = self._graph.call_function(aten.clamp.default, (node, *bounds))
         clamp.meta = dict(node.meta)
         return clamp
 
-    def _least(self, node: Node) -> float:
-        """The smallest value of a constant."""
+    def _minimum(self, node: Node) -> float:
+        """The smallest element of a constant; 0 if it has none."""
         value = self._constants.value(node)
         return float(value.min()) if value.numel() else 0.0

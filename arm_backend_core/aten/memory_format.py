@@ -1,4 +1,7 @@
-"""How tensors lie in memory where a program begins: a channels_last input is the NHWC that convolutions take."""
+"""Memory formats of program inputs and mutated buffers.
+
+A channels_last input has the NHWC order that TOSA convolutions take, so it needs no TRANSPOSE.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,24 @@ from arm_backend_core.permutation import identity, inverse
 from arm_backend_core.program import store_of
 
 
-def settle_memory_formats(program: ExportedProgram) -> None:
-    """Make the metadata of inputs and written buffers tell how they lie in memory when the program runs."""
-    _settle_inputs(program)
-    _settle_written_buffers(program)
+def normalize_memory_formats(program: ExportedProgram) -> None:
+    """Set the strides in the metadata of inputs and mutated buffers to those at run time."""
+    _normalize_inputs(program)
+    _normalize_mutated_buffers(program)
 
 
-def _settle_inputs(program: ExportedProgram) -> None:
-    """Make inputs contiguous or channels_last, as ExecuTorch's runtime takes them, whatever the sample's strides were.
+def _normalize_inputs(program: ExportedProgram) -> None:
+    """Make inputs contiguous or channels_last, as ExecuTorch's runtime requires, whatever strides the sample has.
 
-    A transposed sample is not; nor is ``image.permute(2, 0, 1)[None]`` by the stride of its first dimension.
+    A transposed sample is neither; nor is ``image.permute(2, 0, 1)[None]``, because of the stride of its dimension 0.
     """
     user_inputs = set(program.graph_signature.user_inputs)
     for node in program.graph.find_nodes(op="placeholder"):
         meta = node.meta.get("val")
         if node.name in user_inputs and isinstance(meta, torch.Tensor):
             order = memory_order(meta)
-            laid = torch.empty_like(meta.permute(order), memory_format=torch.contiguous_format)
-            node.meta["val"] = laid.permute(inverse(order))
+            stored = torch.empty_like(meta.permute(order), memory_format=torch.contiguous_format)
+            node.meta["val"] = stored.permute(inverse(order))
     for node in program.graph.nodes:
         if node.op == "call_function" and (is_quantize(node) or is_dequantize(node)):
             source = node.args[0]
@@ -35,8 +38,8 @@ def _settle_inputs(program: ExportedProgram) -> None:
                 node.meta["val"] = torch.empty_like(source.meta["val"], dtype=node.meta["val"].dtype)
 
 
-def _settle_written_buffers(program: ExportedProgram) -> None:
-    """Make them contiguous, as what delegates write to them is: the runtime copies between equal formats alone."""
+def _normalize_mutated_buffers(program: ExportedProgram) -> None:
+    """Make mutated buffers contiguous, like the delegates' results: the runtime copies only between equal formats."""
     written = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):

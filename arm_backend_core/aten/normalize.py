@@ -1,6 +1,7 @@
-"""``F.normalize`` is one operator where it is quantized: an RMS norm, which keeps precision inside.
+"""Rewrite ``F.normalize`` as an RMS norm, which keeps precision inside when it is quantized.
 
-Step by step, squares and their sum would be quantized for all rows alike, and rows of small numbers divided by 0.
+Operator by operator, squares and their sum would share one scale for all rows, and rows of small numbers would be
+divided by 0.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import attribute
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import add_buffer_node
 
 aten = torch.ops.aten
 
@@ -19,28 +20,28 @@ aten = torch.ops.aten
 def normalize_to_rms_norm(module: GraphModule) -> None:
     """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
 
-    The two differ only where the norm is near ``eps`` (1e-12), which no quantized tensor can hold beside 0.
+    The two differ only where the norm is near ``eps`` (1e-12), which no quantized tensor can distinguish from 0.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
-        found = _normalized(node)
-        if found is None:
+        match = _match_normalize(node)
+        if match is None:
             continue
-        x, dim, eps = found
+        x, dim, eps = match
         shape = x.meta["val"].shape
         dim, last = dim % len(shape), len(shape) - 1
         n = int(shape[dim])
         with module.graph.inserting_before(node):
-            weight = attribute(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
-            rows = x if dim == last else call(node, aten.transpose.int, x, dim, last)
-            result = call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
+            weight = add_buffer_node(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
+            rows = x if dim == last else insert_call(node, aten.transpose.int, x, dim, last)
+            result = insert_call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
             if dim != last:
-                result = call(node, aten.transpose.int, result, dim, last)
+                result = insert_call(node, aten.transpose.int, result, dim, last)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
 
 
-def _normalized(node: Node) -> tuple[Node, int, float] | None:
-    """x, the dimension and eps where ``node`` is the division that ends ``F.normalize`` (p = 2)."""
+def _match_normalize(node: Node) -> tuple[Node, int, float] | None:
+    """Match the division that ends ``F.normalize`` (p = 2); returns x, the dimension and eps."""
     x, divisor = node.args[:2]
     if isinstance(divisor, Node) and divisor.target in (aten.expand_as.default, aten.expand.default):
         divisor = divisor.args[0]

@@ -1,4 +1,4 @@
-"""Buffers that a program writes, held as integers from call to call."""
+"""Quantized state: mutated buffers hold integers from call to call."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
-from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.nodes import INTERVAL, is_dequantize, is_quantize
 from arm_backend_core.program import store_of
 
 aten = torch.ops.aten
 
 
-#: What int64 buffers that a program writes, counters of steps and positions, are taken to stay within.
-_COUNTS = (-(1 << 30), 1 << 30)
+#: Interval that mutated int64 buffers (counters of steps, positions) are assumed to stay within.
+_COUNTER_INTERVAL = (-(1 << 30), 1 << 30)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
-    """Let a buffer hold the integers that its readers quantize it to, where its new value has the same parameters.
+    """Store mutated buffers as integers, if all readers quantize them with the parameters of their new value.
 
-    The delegate then takes and gives integers; else the CPU would quantize and dequantize the buffer in every call.
-    Counters are held in int32, which delegates have in place of int64.
+    The delegate then reads and writes integers; otherwise the CPU would quantize and dequantize the buffer in every
+    call. Counters are stored in int32, because delegates have no int64.
     """
     graph, signature = program.graph, program.graph_signature
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
@@ -36,46 +36,46 @@ def keep_state_quantized(program: ExportedProgram) -> None:
         buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
         readers = [user for user in buffer.users if user is not output]
         if buffer.meta["val"].dtype is torch.int64:
-            _return(output, index, _counted_in_int32(program, str(spec.target), buffer, value))
-        elif is_dequantize(value) and all(_fits(reader, value) for reader in readers):
+            _set_result(output, index, _hold_counter_in_int32(program, str(spec.target), buffer, value))
+        elif is_dequantize(value) and all(_has_same_qparams(reader, value) for reader in readers):
             _hold_integers(program, str(spec.target), buffer, readers, value)
-            _return(output, index, value.args[0])
+            _set_result(output, index, value.args[0])
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
-            # ExecuTorch writes buffers one after the other: what is read of another may be its new value.
+            # ExecuTorch writes buffers in sequence: without the copy, this may read another buffer's new value.
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
-            _return(output, index, copy)
+            _set_result(output, index, copy)
         if isinstance(spec.arg, TensorArgument):
             spec.arg = TensorArgument(output.args[0][index].name)
 
 
-def _return(output: Node, index: int, value: Any) -> None:
+def _set_result(output: Node, index: int, value: Any) -> None:
     results = list(output.args[0])  # type: ignore[arg-type]
     results[index] = value
     output.args = (tuple(results),)
 
 
-def _fits(reader: Node, value: Node) -> bool:
+def _has_same_qparams(reader: Node, value: Node) -> bool:
     return is_quantize(reader) and reader.args[1:] == value.args[1:]
 
 
-def _counted_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
-    """The new value of a counter as int32, which its buffer holds from now on; as it is where that is too large."""
+def _hold_counter_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
+    """Store a counter's buffer in int32 and return its new value as int32; unchanged if the buffer exceeds 2**30."""
     store = store_of(program, name)
     buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
-    if not _COUNTS[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTS[1]:
+    if not _COUNTER_INTERVAL[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTER_INTERVAL[1]:
         return value
     store[name] = store[name].to(torch.int32)
     *_, last = program.graph.find_nodes(op="placeholder")
     with program.graph.inserting_after(last):
-        wide = call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
-    buffer.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
-    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTS}
+        as_int64 = insert_call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
+    buffer.replace_all_uses_with(as_int64, delete_user_cb=lambda user: user is not as_int64)
+    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTER_INTERVAL}
     with program.graph.inserting_before(program.graph.output_node()):
-        return call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
+        return insert_call(value, aten._to_copy.default, as_int64 if value is buffer else value, dtype=torch.int32)
 
 
 def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:

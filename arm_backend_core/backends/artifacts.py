@@ -1,4 +1,4 @@
-"""Files about a delegate: those that the user asked for, and those that a failure leaves behind."""
+"""Intermediate artifacts: files of a delegate that the user requests, or that a failure leaves for a report."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph
 
-#: Finds what a tool's message is about: text -> (ATen operator, line of the user's model).
+#: Maps a tool's message to the operator that it names: text -> (ATen operator, line of the user's model).
 Locate = Callable[[str], "tuple[str, str] | None"]
 
 
-def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
-    """Write ``<delegate><suffix>`` for each of ``files`` (suffix -> content); makes the directory.
+def write_files(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
+    """Write ``<delegate><suffix>`` for each of ``files`` (suffix -> content); creates the directory.
 
     Raises:
         ArmBackendError: the directory or a file cannot be written.
@@ -37,14 +37,18 @@ def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> l
     return written
 
 
-def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:
-    """Write a delegate's files, if ``spec`` names a folder; returns their paths.
+def dump_artifacts(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:
+    """Write a delegate's artifacts, if ``spec`` names a folder; returns their paths.
 
-    ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and ``_vela.log``
-    (only if Vela printed something). In debug mode JSON also ``<delegate>_debug.json``.
+    The files are ``<delegate>.tosa`` and the compiler's outputs: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and
+    ``_vela.log`` (only if Vela printed something). Debug mode JSON adds ``<delegate>_debug.json``.
 
     Args:
-        graph: what the flatbuffer was written from.
+        spec: the compile spec, with the folder and the debug mode.
+        delegate: name of the delegate.
+        flatbuffer: the TOSA flatbuffer.
+        payload: the compiled delegate.
+        graph: the graph that the flatbuffer was serialized from.
 
     Raises:
         ArmBackendError: a file cannot be written.
@@ -55,32 +59,32 @@ def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payloa
     files = {".tosa": flatbuffer, **payload.artifacts}
     if spec.debug_mode is spec.DebugMode.JSON:
         files["_debug.json"] = _debug_json(delegate, spec.backend_id, graph, payload.vela)
-    return [str(path) for path in write(folder, delegate, files)]
+    return [str(path) for path in write_files(folder, delegate, files)]
 
 
 def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
-    """Where each TOSA operator comes from, with Vela's figures, as JSON."""
+    """Origins of the TOSA operators and Vela's estimates, as JSON."""
     operators = [
-        {"index": i, "tosa": op.kind, "output": op.output.name, **asdict(of)}
+        {"index": i, "tosa": op.kind, "output": op.output.name, **asdict(origin)}
         for i, op in enumerate(graph.ops)
-        if (of := op.origin)
+        if (origin := op.origin)
     ]
     content = {"delegate": delegate, "backend": backend, "operators": operators, "vela": asdict(vela) if vela else None}
     return json.dumps(content, indent=2).encode()
 
 
-def failure(
+def make_compile_error(
     reason: str, flatbuffer: bytes, *, delegate: str, directory: str | None, locate: Locate, log: str = ""
 ) -> CompileError:
-    """The error for a delegate that a native compiler refused or died on; keeps the flatbuffer.
+    """Create the error for a delegate that a native compiler refused or crashed on; saves the flatbuffer.
 
-    It goes to ``directory``, or to a new folder for temporary files, which is left there.
+    The flatbuffer goes to ``directory``, or to a new temporary folder, which is not deleted.
     """
     files = {".tosa": flatbuffer}
     try:
-        kept = write(directory or tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
+        paths = write_files(directory or tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
     except ArmBackendError:
-        kept = write(tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
+        paths = write_files(tempfile.mkdtemp(prefix="arm_backend_"), delegate, files)
     text = "\n".join(part for part in (reason.strip(), log.strip()) if part)
     operator, source = locate(text) or (None, None)
-    return CompileError(text, delegate=delegate, operator=operator, source=source, artifact=str(kept[0]))
+    return CompileError(text, delegate=delegate, operator=operator, source=source, artifact=str(paths[0]))

@@ -1,4 +1,4 @@
-"""Vela's figures of a delegate that one inference calls several times."""
+"""Vela's estimates for a delegate that one inference calls several times."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
 
 
-def called(record: Delegate, calls: int) -> Delegate:
-    """What is told of a delegate that one inference calls so often."""
-    return replace(record, calls=calls, vela=record.vela and times(record.vela, calls))
+def set_call_count(record: Delegate, calls: int) -> Delegate:
+    """Set the number of calls in one inference, and multiply Vela's estimates by it."""
+    return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
 
 
-def times(vela: VelaFigures, calls: int) -> VelaFigures:
-    """Figures of so many calls: Vela estimates one."""
+def multiply_figures(vela: VelaFigures, calls: int) -> VelaFigures:
+    """Multiply the additive estimates by the number of calls; Vela estimates one call."""
     rows: dict[str, Any] = {
-        name: tuple(_times(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
+        name: tuple(_multiply_row(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
-    return replace(cast("VelaFigures", _times(vela, calls)), **rows)
+    return replace(cast("VelaFigures", _multiply_row(vela, calls)), **rows)
 
 
-#: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.
-_SUMS = (
+#: Estimates for a delegate, an operation or a memory that add up over calls. Peaks and sizes do not.
+_ADDITIVE = (
     "cycles",
     "npu_cycles",
     "total_cycles",
@@ -36,9 +36,9 @@ _SUMS = (
 )
 
 
-def _times(row: Any, calls: int) -> Any:
-    """Figures of so many calls."""
-    more: dict[str, Any] = {name: calls * getattr(row, name) for name in _SUMS if hasattr(row, name)}
+def _multiply_row(row: Any, calls: int) -> Any:
+    """Multiply the additive fields of one row by the number of calls."""
+    multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
-        more["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
-    return replace(row, **more)
+        multiplied["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
+    return replace(row, **multiplied)

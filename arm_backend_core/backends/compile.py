@@ -23,7 +23,7 @@ class Compilation:
         delegate: its name in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
-        unread: inputs that no operator reads, by their number: elements, and bytes of each.
+        unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
         inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
         results: bytes of each result, checked in the same way.
     """
@@ -32,7 +32,7 @@ class Compilation:
     delegate: str
     locate: Locate
     graph: Graph | None = None
-    unread: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    unused_inputs: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     inputs: Sequence[int] | None = None
     results: Sequence[int] | None = None
 
@@ -76,7 +76,7 @@ def _compile_ethosu(spec: EthosUCompileSpec, of: Compilation) -> Payload:
         spec,
         delegate=of.delegate,
         locate=of.locate,
-        unread=of.unread,
+        unused_inputs=of.unused_inputs,
         inputs=of.inputs,
         results=of.results,
     )

@@ -1,4 +1,4 @@
-"""TOSA flatbuffer -> command stream for an Ethos-U, with Vela's estimates."""
+"""Ethos-U backend: compile a TOSA flatbuffer to a command stream with Vela, and collect Vela's estimates."""
 
 from __future__ import annotations
 
@@ -12,11 +12,19 @@ from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.artifacts import Locate, failure
-from arm_backend_core.backends.ethosu_bounds import written_beyond
-from arm_backend_core.backends.ethosu_waits import with_waits
-from arm_backend_core.backends.ethosu_weights import keep_weights
-from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
+from arm_backend_core.backends.artifacts import Locate, make_compile_error
+from arm_backend_core.backends.ethosu_bounds import find_out_of_bounds_write
+from arm_backend_core.backends.ethosu_waits import insert_waits
+from arm_backend_core.backends.ethosu_weights import cache_weights_in_sram
+from arm_backend_core.backends.payload import (
+    Layer,
+    MemoryUse,
+    Payload,
+    TensorAllocation,
+    VelaFigures,
+    block_stream,
+    io_block,
+)
 from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -25,11 +33,11 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 _logger = logging.getLogger(__name__)
-#: NPU-internal memories, which Vela leaves out of its figures as well.
+#: NPU-internal memories; Vela's summary omits them too.
 _INTERNAL = ("shram", "lutram")
 _ACCESS_SUFFIX = "_ac"
-#: Columns of Vela's table of tensors, in the order of ``Placed``.
-_PLACES = ("start_time", "end_time", "start_address", "size")
+#: Columns of Vela's tensor table, in the field order of ``TensorAllocation``.
+_ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
 
 
 def compile_ethosu(
@@ -38,52 +46,54 @@ def compile_ethosu(
     *,
     delegate: str,
     locate: Locate,
-    unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    unused_inputs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     inputs: Sequence[int] | None = None,
     results: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
-    ask: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
+    run_vela: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
 
     Args:
-        delegate: its name, for errors and files.
-        locate: finds the operator that Vela's message is about.
-        unread: see ``compile_payload``. Vela leaves these inputs out; in the payload they lie behind the others, as
-            ExecuTorch's own runtime writes them too. Direct Drive has buffers for inputs: there they have no place.
+        flatbuffer: the TOSA graph.
+        spec: the NPU and compiler options.
+        delegate: name of the delegate, for errors and files.
+        locate: maps Vela's message to an ATen operator and source line.
+        unused_inputs: see ``compile_payload``. Vela omits these inputs. In the payload they follow the others, because
+            ExecuTorch's runtime writes them too. In Direct Drive programs they are unallocated.
         inputs, results: see ``compile_payload``.
-        timeout: seconds after which Vela is stopped; None never.
-        ask: gives Vela's answer and what it printed, where it is known already.
+        timeout: seconds after which Vela is stopped; None disables it.
+        run_vela: replaces ``vela.compile_tosa``, for answers that are known already; returns answer and printed text.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it, took too long, lost an input or a result, or writes
-            beyond one.
+        CompileError: Vela refused the flatbuffer, crashed on it or timed out; or its program lacks an input or a
+            result, or writes out of bounds.
     """
     directory = spec.get_intermediate_path()
 
     def failed(reason: str, log: str) -> CompileError:
-        return failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
+        return make_compile_error(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
 
     try:
-        answer, log = (ask or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
+        answer, log = (run_vela or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
     except WorkerError as error:
         raise failed(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
     except WorkerDied as death:
         raise failed(f"Vela {death.description} while compiling for {spec.accelerator}", death.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
-    _place_unread(answer, unread)
+    _allocate_unused_inputs(answer, unused_inputs)
     if mismatch := _size_mismatch(answer, inputs, results):
         raise failed(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
-    keep_weights(answer, spec.configuration)
-    answer["command_stream"], waits = with_waits(answer["command_stream"])
+    cache_weights_in_sram(answer, spec.configuration)
+    answer["command_stream"], waits = insert_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
-    # Region 2 is SRAM's where it is one of its own; inputs and results may have regions beside that of the tensors.
-    apart = answer["scratch_fast"][0] > 0
-    places = [(1 + (apart and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
-    places += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
-    if beyond := written_beyond(answer["command_stream"], places, figures.layers):
-        raise failed(f"Vela wrote a program that damages memory: {beyond}; report the flatbuffer", log)
+    # With fast scratch, SRAM is region 2, else it shares region 1. Inputs and results may have regions of their own.
+    has_fast_scratch = answer["scratch_fast"][0] > 0
+    allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
+    allocations += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
+    if violation := find_out_of_bounds_write(answer["command_stream"], allocations, figures.layers):
+        raise failed(f"Vela wrote a program that writes out of bounds: {violation}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
         artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}
@@ -93,7 +103,7 @@ def compile_ethosu(
 
 
 def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None) -> str | None:
-    """How the program's inputs or results differ from the expected sizes in bytes; None is not compared."""
+    """Describe how sizes of inputs or results in bytes differ from the expected ones; None if they agree."""
     for name, tensors, expected in (("inputs", answer["inputs"], inputs), ("results", answer["outputs"], results)):
         sizes = [prod(shape) * size for shape, size, *_ in tensors]
         if expected is not None and sizes != list(expected):
@@ -101,10 +111,13 @@ def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results
     return None
 
 
-def _place_unread(answer: dict[str, Any], unread: Mapping[int, tuple[int, int]]) -> None:
-    """Put inputs that no operator reads, elements and their bytes by index, among Vela's, behind these in scratch."""
+def _allocate_unused_inputs(answer: dict[str, Any], unused_inputs: Mapping[int, tuple[int, int]]) -> None:
+    """Insert unused inputs into Vela's answer; in scratch they follow the other inputs, 16-byte aligned.
+
+    Programs for Direct Drive have regions for inputs; there, unused ones stay unallocated (address -1).
+    """
     own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
-    for index, (count, size) in sorted(unread.items()):
+    for index, (count, size) in sorted(unused_inputs.items()):
         ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
         first = -1 if own_regions else -(-max(ends, default=0) // 16) * 16
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
@@ -116,7 +129,7 @@ def _stream(answer: dict[str, Any]) -> bytes:
         [
             ("vela_bin_stream", b""),
             ("cmd_data", answer["command_stream"]),
-            # A program without constants has one zero byte here, as in ExecuTorch's own stream.
+            # A program without constants has one zero byte here, as in the stream that ExecuTorch's Arm backend writes.
             ("weight_data", answer["weights"] or bytes(1)),
             ("scratch_size", struct.pack("<I", answer["scratch"][0])),
             ("inputs", io_block(answer["inputs"])),
@@ -134,11 +147,11 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         if name.lower() not in _INTERNAL
     )
     peak = {memory.name: memory.peak_bytes for memory in memories}
-    # With everything in SRAM, Vela's summary shows the constants in a flash of its own making.
+    # In a memory mode with everything in SRAM, Vela's summary attributes the constants to a virtual flash.
     if configuration.const_memory == "OnChipFlash" and "OnChipFlash" not in peak:
         peak["OnChipFlash"] = report["readOnlyPeakUsage"]
         peak["Sram"] = peak.get("Sram", 0) - report["readOnlyPeakUsage"]
-    limited = configuration.arena_cache_size < configuration.address_space
+    is_limited = configuration.arena_cache_size < configuration.address_space
     return VelaFigures(
         npu_cycles=report["npuCycles"],
         total_cycles=report["totalCycles"],
@@ -148,7 +161,7 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         dram_bytes=peak.get("Dram", 0),
         flash_bytes=peak.get("OnChipFlash", 0) + peak.get("OffChipFlash", 0),
         fast_scratch_bytes=answer["scratch_fast"][0],
-        sram_limit=configuration.arena_cache_size if limited else None,
+        sram_limit=configuration.arena_cache_size if is_limited else None,
         macs=report["macCount"],
         weight_bytes=report["encodedWeights"],
         original_weight_bytes=report["originalWeights"],
@@ -159,7 +172,9 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
         placed=tuple(
-            Placed(row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _PLACES))
+            TensorAllocation(
+                row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _ALLOCATION_COLUMNS)
+            )
             for row in _rows(answer["tables"], "tensors")
         ),
     )
@@ -171,15 +186,20 @@ def _rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> li
 
 
 def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequence[int]) -> tuple[Layer, ...]:
-    """``waits``: before which of Vela's bytes a command of 4 bytes was put in."""
+    """Build the per-operation estimates from Vela's tables.
+
+    Args:
+        tables: Vela's tables: (column names, rows) by name.
+        waits: ascending offsets in Vela's stream at which a 4-byte command was inserted.
+    """
     sources = {row["id"]: row for row in _rows(tables, "source")}
     commands: dict[str, list[int]] = {}
     for row in _rows(tables, "queue"):
         offset = int(row["offset"])
         commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
     layers, rows = [], _rows(tables, "perf")
-    numbers = {row["id"]: number for number, row in enumerate(rows)}
-    joined = {row["id"]: numbers[row["group_id"]] for row in _rows(tables, "group")}
+    row_numbers = {row["id"]: number for number, row in enumerate(rows)}
+    group_of = {row["id"]: row_numbers[row["group_id"]] for row in _rows(tables, "group")}
     for row in rows:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))
@@ -199,7 +219,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
                     if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
                 ),
                 commands=tuple(commands.get(row["id"], ())),
-                part_of=joined.get(row["id"]),
+                part_of=group_of.get(row["id"]),
             )
         )
     return tuple(layers)
@@ -225,7 +245,7 @@ def _per_layer_csv(figures: VelaFigures) -> bytes:
 
 
 def _npz(answer: dict[str, Any]) -> bytes:
-    """The pieces of the compiled program, under the names that Vela's own raw output has."""
+    """The parts of the compiled program, under the names of Vela's raw output format."""
     import numpy as np
 
     arrays: dict[str, Any] = {

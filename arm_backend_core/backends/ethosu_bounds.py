@@ -1,5 +1,6 @@
-"""A postcondition of streams: no kernel writes beyond the tensors that Vela has placed (``docs/contributors/vela.md``:
-it has).
+"""Bounds check of command streams: no kernel writes outside of the tensors that Vela has allocated.
+
+Vela has produced such programs (``docs/contributors/vela.md``).
 """
 
 from bisect import bisect_right
@@ -7,46 +8,60 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85, pixel_bytes
+from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, decode_commands, is_chained, is_u85, pixel_bytes
 from arm_backend_core.backends.payload import Layer
 
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
-#: By what a precision says of the order: the stored height, width and depth among the kernel's (U85).
+#: Output transposes of U85, by the precision register's bits: stored (height, width, depth) as indices of the kernel's.
 _ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 
-def written_beyond(stream: bytes, places: Sequence[tuple[int, int, int]], layers: Sequence[Layer]) -> str | None:
-    """What the first kernel does that writes beyond all ``places``: region, first byte and bytes of each tensor."""
-    registers, new = defaultdict[int, int](int), is_u85(stream)
-    firsts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
-    for region, first, size in sorted(places):
-        firsts[region].append(first)
-        ends[region].append(max([first + size, *ends[region][-1:]]))
-    for at, number, value in commands(stream):
+def find_out_of_bounds_write(
+    stream: bytes, allocations: Sequence[tuple[int, int, int]], layers: Sequence[Layer]
+) -> str | None:
+    """Describe the first kernel that writes outside of all allocations; None if there is none.
+
+    Args:
+        stream: the command stream.
+        allocations: (region, address, bytes) of each tensor.
+        layers: Vela's estimates, for the tensor's name.
+    """
+    registers, for_u85 = defaultdict[int, int](int), is_u85(stream)
+    starts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
+    for region, address, size in sorted(allocations):
+        starts[region].append(address)
+        ends[region].append(max([address + size, *ends[region][-1:]]))
+    for at, number, value in decode_commands(stream):
         if number >= 256:
             registers[number] = value
-        elif number in KERNELS and not (new and is_chained(registers[MAPS[1][4]])):
+        elif number in KERNELS and not (for_u85 and is_chained(registers[MAPS[1][4]])):
             region = registers[MAPS[1][3]] >> 32 & 7
-            for start, end in _written(registers):
-                count = bisect_right(firsts[region], start)  # of tensors that begin where it begins, or before
+            for start, end in _written_ranges(registers):
+                count = bisect_right(starts[region], start)  # tensors that begin at or before ``start``
                 if not count or ends[region][count - 1] < end:
                     names = [layer.tensor for layer in layers if 4 * at in layer.commands]
                     return f"{' and '.join(names) or 'a result'} is written to bytes {start} to {end - 1} of its memory"
     return None
 
 
-def _written(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """First byte, and one past the last, of each tile of OFM that has elements."""
+def _written_ranges(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """Byte range [start, end) of each non-empty tile of the OFM."""
     base, strides, tile, _, precision, _ = MAPS[1]
-    form = registers[precision]
+    precision_bits = registers[precision]
     sizes = [(registers[key] >> 32) + 1 for key in (_HEIGHT, _WIDTH, _DEPTH)]
-    height, width, depth = (sizes[i] for i in _ORDERS.get(form >> 43 & 7, (0, 1, 2)))
+    height, width, depth = (sizes[i] for i in _ORDERS.get(precision_bits >> 43 & 7, (0, 1, 2)))
     x, y, brick = (registers[strides + i] - (registers[strides + i] >> 39 << 40) for i in range(3))
-    last = pixel_bytes(depth, brick, form, form >> 33 & 3)
-    across, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
-    for right, below in product((0, 1), repeat=2):
-        first, high = registers[base + right + 2 * below], right_rows if right else left_rows
-        rows, columns = height - high if below else min(height, high), width - across if right else min(width, across)
+    last_pixel = pixel_bytes(depth, brick, precision_bits, precision_bits >> 33 & 3)
+    left_columns, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
+    for right, lower in product((0, 1), repeat=2):
+        first, upper_rows = registers[base + right + 2 * lower], right_rows if right else left_rows
+        rows, columns = (
+            height - upper_rows if lower else min(height, upper_rows),
+            width - left_columns if right else min(width, left_columns),
+        )
         if rows > 0 and columns > 0:
-            ways = (rows - 1) * y, (columns - 1) * x
-            yield first + sum(min(way, 0) for way in ways), first + sum(max(way, 0) for way in ways) + last
+            extents = (rows - 1) * y, (columns - 1) * x
+            yield (
+                first + sum(min(extent, 0) for extent in extents),
+                first + sum(max(extent, 0) for extent in extents) + last_pixel,
+            )

@@ -1,58 +1,71 @@
-"""Command streams of Ethos-U as Vela writes them. Numbers: ``runtime/emulator/command_stream.h``."""
+"""Decoder and encoder of Ethos-U command streams.
+
+Command and register numbers: ``runtime/emulator/command_stream.h``.
+"""
 
 import struct
 from collections.abc import Iterator, Sequence
 
 DMA_START, DMA_WAIT = 16, 17
 KERNELS = (2, 3, 5, 6, 7)
-#: Registers of a DMA: regions and addresses of source and target, length.
+#: Registers of a DMA: source region, destination region, source address, destination address, length.
 DMA = (304, 305, 0x430, 0x431, 0x432)
-#: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
+#: Registers of IFM, OFM and IFM2: first base, first stride, first tile size, region, precision, depth.
 MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
-_DIRECT = b"COP2"  #: a stream for Direct Drive; others are COP1
+_DIRECT_DRIVE_MAGIC = b"COP2"  #: streams for Direct Drive; others start with COP1
 
 
 def is_u85(stream: bytes) -> bool:
-    """Whether a stream is for an Ethos-U85, by the third word's highest bits."""
-    return stream.startswith(_DIRECT) or stream[11] >> 4 == 2
+    """Whether a stream is for an Ethos-U85: Direct Drive, or by the highest bits of the third word."""
+    return stream.startswith(_DIRECT_DRIVE_MAGIC) or stream[11] >> 4 == 2
 
 
 def is_chained(precision: int) -> bool:
-    """Whether the precision of U85 says that a map is no memory; of the others the bits are the rounding's."""
+    """Whether a feature map of U85 is chained (not in memory). On other NPUs these precision bits are the rounding."""
     return precision >> 46 & 3 == 2
 
 
 def pixel_bytes(depth: int, brick: int, precision: int, log_size: int) -> int:
-    """From a pixel's first channel to one past its last: in bricks of 16 (NHCWB16), ``brick`` bytes apart, or a row."""
+    """Bytes from a pixel's first channel to one past its last.
+
+    Args:
+        depth: number of channels.
+        brick: stride in bytes between bricks of 16 channels (NHCWB16); unused in NHWC.
+        precision: the precision register, with the layout.
+        log_size: log2 of the bytes of an element.
+    """
     if precision >> 38 & 3 == 1:
         return (depth - 1) // 16 * brick + (min(depth, 16) << log_size)
     return depth << log_size
 
 
-def _body(stream: bytes) -> int:
-    """Where the first command is."""
-    return 28 + int(struct.unpack_from("<I", stream, 24)[0]) if stream.startswith(_DIRECT) else 32
+def _first_command_offset(stream: bytes) -> int:
+    """Byte offset of the first command."""
+    return 28 + int(struct.unpack_from("<I", stream, 24)[0]) if stream.startswith(_DIRECT_DRIVE_MAGIC) else 32
 
 
-def commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
-    """Place in words, number with 0x400 where a second word follows, the parameter's bits before that word's."""
-    words = struct.iter_unpack("<I", stream[_body(stream) :])
-    for at, (word,) in (counted := enumerate(words)):
-        second = next(counted)[1] if word & 0x4000 else ()
+def decode_commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
+    """Decode commands as (word index, number, value).
+
+    ``number`` has bit 0x400 set if a second word follows. ``value`` is the 16-bit parameter << 32 | the second word.
+    """
+    words = struct.iter_unpack("<I", stream[_first_command_offset(stream) :])
+    for at, (word,) in (numbered := enumerate(words)):
+        second = next(numbered)[1] if word & 0x4000 else ()
         yield at, word & 0x3FF | (word & 0x4000) >> 4, word >> 16 << 32 | sum(second)
 
 
-def encoded(number: int, value: int) -> list[int]:
-    """The words of a command of ``commands``."""
+def encode_command(number: int, value: int) -> list[int]:
+    """Encode a command of ``decode_commands`` as its words."""
     first = number & 0x3FF | (number & 0x400) << 4 | value >> 32 << 16
     return [first, value & 0xFFFFFFFF] if number & 0x400 else [first]
 
 
-def packed(stream: bytes, words: Sequence[int]) -> bytes:
-    """``words`` behind the header of ``stream``, which tells their number."""
-    head = bytearray(stream[: _body(stream)])
+def pack_stream(stream: bytes, words: Sequence[int]) -> bytes:
+    """Build a stream from the header of ``stream``, with updated sizes, and ``words``."""
+    head = bytearray(stream[: _first_command_offset(stream)])
     size = len(head) + 4 * len(words)
-    if stream.startswith(_DIRECT):
+    if stream.startswith(_DIRECT_DRIVE_MAGIC):
         struct.pack_into("<I", head, 8, size - 16)
         struct.pack_into("<I", head, 20, size - 24)
     else:

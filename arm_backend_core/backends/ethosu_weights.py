@@ -1,77 +1,86 @@
-"""Weights that several layers read are brought to SRAM once (U55, U65): Vela has each of them read the flash anew.
+"""Weight caching in SRAM (U55, U65): copy weights that several layers read from flash to SRAM once.
 
-It shares a copy between neighbours alone, and the steps of a recurrent layer have arithmetic between their products.
+Vela lets every layer read the flash again. It shares a copy only between adjacent layers, and the steps of a recurrent
+layer have arithmetic between their matrix products.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, commands, encoded, packed
+from arm_backend_core.backends.ethosu_commands import (
+    DMA,
+    DMA_START,
+    DMA_WAIT,
+    decode_commands,
+    encode_command,
+    pack_stream,
+)
 from arm_backend_core.workers.vela import Configuration
 
-_CONVOLUTIONS, _REGIONS = (2, 3), (296, 297)  # regions of weights and of scales
-_BASES = (0x420, 0x490, 0x422, 0x492)  # of weights, then of scales, of up to two cores; lengths are in the next ones
-_UNASKED = 256 << 10  # bytes of SRAM that copies take where nobody says how many there are
-#: What a copy of weights is for, in Vela's table of tensors.
-KEPT = "Kept"
+_CONVOLUTIONS, _REGIONS = (2, 3), (296, 297)  # weights, scales
+_BASES = (0x420, 0x490, 0x422, 0x492)  # weights, then scales, of up to two cores; each length register follows its base
+_DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
+#: Usage of a weight copy in Vela's tensor table.
+WEIGHT_COPY_USAGE = "Kept"
 _Span = tuple[int, int]
 
 
-def keep_weights(answer: dict[str, Any], configuration: Configuration) -> None:
-    """Change Vela's answer: copies lie behind the scratch, where one saves more cycles than it takes bytes.
+def cache_weights_in_sram(answer: dict[str, Any], configuration: Configuration) -> None:
+    """Edit Vela's answer: append weight copies to the scratch, if a copy saves more cycles than it takes bytes.
 
-    Not with ``--optimise=Size``. The first layer keeps Vela's estimate; the others get what it would be without flash.
+    Does nothing with ``--optimise=Size``. The first layer keeps Vela's estimate; the estimates of the others replace
+    the flash accesses by SRAM accesses.
     """
     stream, memories, constants = answer["command_stream"], answer["memories"], answer["weight_region"]
-    mapped = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
-    if not mapped or configuration.const_memory not in memories or "optimize=Size" in configuration.options:
+    is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
+    if not is_supported or configuration.const_memory not in memories or "optimize=Size" in configuration.options:
         return
     (size, region), layers = answer["scratch"], {int(row[0]) // 4: row for row in answer["tables"]["queue"][1]}
-    reads, readers = dict(_reads(stream, constants)), defaultdict[_Span, dict[str, None]](dict)
+    reads, readers = dict(_weight_reads(stream, constants)), defaultdict[_Span, dict[str, None]](dict)
     for at, span in reads.items():
         readers[span][layers[at][-1]] = None
-    limited = configuration.arena_cache_size < configuration.address_space
-    room = configuration.arena_cache_size - memories["Sram"]["peak"] if limited else _UNASKED
+    is_limited = configuration.arena_cache_size < configuration.address_space
+    budget = configuration.arena_cache_size - memories["Sram"]["peak"] if is_limited else _DEFAULT_COPY_BYTES
     copies, end, words = dict[_Span, int](), -(-size // 16) * 16, list[int]()
-    for span, who in readers.items():
+    for span, users in readers.items():
         length = span[1] - span[0]
-        if end - size + length <= room and _save(answer, configuration.const_memory, [*who][1:], length):
+        if end - size + length <= budget and _apply_savings(answer, configuration.const_memory, [*users][1:], length):
             for number, value in zip(DMA, (constants << 32, region << 32, span[0], end, length), strict=True):
-                words += encoded(number, value)
+                words += encode_command(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
-            _place(answer, next(iter(who)), copies[span], length)
+            _add_tensor_row(answer, next(iter(users)), copies[span], length)
     if copies:
-        copied = {at: (span[0], copies[span]) for at, span in reads.items() if span in copies}
-        for at, place in _rewrite(stream, copied, region, words).items():
+        copy_of = {at: (span[0], copies[span]) for at, span in reads.items() if span in copies}
+        for at, new_position in _append_commands(stream, copy_of, region, words).items():
             if at in layers:
-                layers[at][0] = str(4 * place)
-        answer["command_stream"], answer["scratch"] = packed(stream, words), (end, region)
+                layers[at][0] = str(4 * new_position)
+        answer["command_stream"], answer["scratch"] = pack_stream(stream, words), (end, region)
         memories["Sram"]["peak"] += end - size
 
 
-def _place(answer: dict[str, Any], layer: str, address: int, length: int) -> None:
-    """Tell that a copy for a layer, and later ones, is in SRAM all the time."""
+def _add_tensor_row(answer: dict[str, Any], layer: str, address: int, length: int) -> None:
+    """Add a weight copy to Vela's tensor table, live in SRAM from the first to the last time step."""
     (header, rows), (columns, layers) = answer["tables"]["tensors"], answer["tables"]["perf"]
     name = next(row[columns.index("name")] for row in layers if row[0] == layer)
     last = max(int(row[header.index("end_time")]) for row in rows)
-    told = {"name": name, "memory": "Sram", "usage": KEPT, "start_time": 0, "end_time": last}
-    told |= {"start_address": address, "size": length}
-    rows.append([str(told.get(column, "")) for column in header])
+    values = {"name": name, "memory": "Sram", "usage": WEIGHT_COPY_USAGE, "start_time": 0, "end_time": last}
+    values |= {"start_address": address, "size": length}
+    rows.append([str(values.get(column, "")) for column in header])
 
 
-def _save(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
-    """Whether ``layers`` save so many cycles where ``length`` bytes are in SRAM; then the tables have it so."""
+def _apply_savings(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
+    """Whether reading ``length`` bytes from SRAM saves ``layers`` more cycles than bytes; if so, update the tables."""
     header, rows = answer["tables"]["perf"]
     uses = [answer["memories"][name] for name in (flash, "Sram")]
-    of_flash, of_sram = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
+    flash_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
     columns = [header.index(name) for name in (f"{flash}_ac", "Sram_ac", "op_cycles", "npu_cycles")]
     changed, saved = list[tuple[list[str], tuple[int, ...]]](), 0
     for row in rows:
         if row[0] in layers:
             slow, fast, total, npu = (int(row[column]) for column in columns)
-            slow, fast = max(slow - of_flash, 0), fast + of_sram
+            slow, fast = max(slow - flash_cycles, 0), fast + sram_cycles
             changed.append((row, (slow, fast, max(slow, fast, npu))))
             saved += total - max(slow, fast, npu)
     if saved > length:
@@ -82,35 +91,47 @@ def _save(answer: dict[str, Any], flash: str, layers: list[str], length: int) ->
     return saved > length
 
 
-def _rewrite(stream: bytes, copied: Mapping[int, _Span], region: int, words: list[int]) -> dict[int, int]:
-    """Append the commands to ``words``; where each is now. Registers of constants are set where convolutions need them.
+def _append_commands(stream: bytes, copy_of: Mapping[int, _Span], region: int, words: list[int]) -> dict[int, int]:
+    """Append the stream's commands to ``words``; weight and scale registers are set right before each convolution.
 
     Args:
-        copied: of convolutions: where what they read lies, and where its copy is.
+        stream: Vela's stream.
+        copy_of: {word index of a convolution: (address of its weights, address of their copy)}.
+        region: the region of the copies.
+        words: the new stream's words.
+
+    Returns:
+        {word index in Vela's stream: word index in the new stream}.
     """
-    registers, written, moved, waits = dict[int, int](), dict[int, int](), dict[int, int](), [DMA_WAIT]
-    for at, number, value in commands(stream):
+    registers, emitted, new_positions, waits = dict[int, int](), dict[int, int](), dict[int, int](), [DMA_WAIT]
+    for at, number, value in decode_commands(stream):
         if number in (*_REGIONS, *_BASES):
             registers[number] = value
             continue
         if number in _CONVOLUTIONS:
-            start, copy = copied.get(at, (0, 0))
-            for register, held in registers.items():
-                new = held - start + copy if register in _BASES else region << 32 if at in copied else held
-                if written.get(register) != new:
-                    words += encoded(register, new)
-                    written[register] = new
-            words += [waits.pop()] if at in copied and waits else []
-        moved[at] = len(words)
-        words += encoded(number, value)
-    return moved
+            start, copy = copy_of.get(at, (0, 0))
+            for register, value_in_vela in registers.items():
+                new = (
+                    value_in_vela - start + copy
+                    if register in _BASES
+                    else region << 32
+                    if at in copy_of
+                    else value_in_vela
+                )
+                if emitted.get(register) != new:
+                    words += encode_command(register, new)
+                    emitted[register] = new
+            words += [waits.pop()] if at in copy_of and waits else []
+        new_positions[at] = len(words)
+        words += encode_command(number, value)
+    return new_positions
 
 
-def _reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
-    """Places of convolutions whose weights and scales lie in ``region``, and from where to where these are."""
+def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
+    """Word index of each convolution whose weights and scales lie in ``region``, with their byte range."""
     registers = defaultdict[int, int](int)
-    for at, number, value in commands(stream):
+    for position, number, value in decode_commands(stream):
         registers[number] = value
         if number in _CONVOLUTIONS and all(registers[space] == region << 32 for space in _REGIONS):
             spans = [(registers[base], registers[base] + registers[base + 1]) for base in _BASES if registers[base + 1]]
-            yield at, (min(spans)[0], max(stop for _, stop in spans))
+            yield position, (min(spans)[0], max(stop for _, stop in spans))

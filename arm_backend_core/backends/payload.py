@@ -1,4 +1,4 @@
-"""What a backend makes of a TOSA flatbuffer."""
+"""Delegate payloads: compiled bytes, Vela's estimates, and ExecuTorch's block stream for Ethos-U."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 CHECKSUM_KEY = "payload_crc32"
 #: Key of the compile spec with the checksum of weights that are outside of the payload.
 WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
-#: Key of the compile spec with the bytes of fast scratch that an Ethos-U program uses, which COP1 does not tell.
+#: Key of the compile spec with the bytes of fast scratch that an Ethos-U program uses; COP1 streams do not contain it.
 FAST_SCRATCH_KEY = "fast_scratch_size"
 _HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO = struct.Struct("<9i")
-_NOWHERE = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
+_UNALLOCATED = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,18 @@ class Layer:
     """Vela's estimate for one operation of the command stream.
 
     Attributes:
-        operator: the TOSA operator it comes from, by Vela's name (``Conv2D``).
-        npu_operator: the operation that runs.
+        operator: the TOSA operator that it implements, by Vela's name (``Conv2D``).
+        npu_operator: the NPU operation that runs.
         tensor: name of the result in the flatbuffer.
-        index: position of the TOSA operator in the flatbuffer, None where Vela does not tell.
+        index: position of the TOSA operator in the flatbuffer, None if Vela does not report it.
         cycles: estimated cycles including waits for memory.
         npu_cycles: estimated cycles of the NPU alone.
         macs: multiply-accumulates.
         staging_bytes: use of the staging memory while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
-        commands: bytes of the commands that start it, from the first command on; those before each belong to it too.
-        part_of: number of the operation that does it on its way, whose cycles hold its own; None where it is one.
+        commands: byte offsets of the commands that start it, relative to the first command. Commands between the
+            previous start and this one belong to it too.
+        part_of: index of the operation that it is fused into and whose cycles include it; None if it is not fused.
     """
 
     operator: str
@@ -67,10 +68,16 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A tensor in working memory: by Vela's name, in which memory, for what, when, and from which byte on.
+class TensorAllocation:
+    """A tensor allocated in working memory.
 
-    An operation takes two moments; those that are written and read in turns (a cascade) have the same two.
+    Attributes:
+        name: Vela's name of the tensor.
+        memory: name of the memory.
+        usage: Vela's category of use.
+        start, end: live range in time steps, two for each operation; the operations of a cascade share their two.
+        address: byte offset in the memory.
+        bytes: size.
     """
 
     name: str
@@ -93,14 +100,15 @@ class VelaFigures:
         inference_seconds: ``total_cycles / core_clock``.
         sram_bytes, dram_bytes, flash_bytes: peak use of each kind of memory. In a memory mode that keeps
             everything in SRAM, Vela counts the constants as on-chip flash; so does this.
-        fast_scratch_bytes: memory beside the scratch that the firmware gives in Dedicated_Sram memory modes, else 0.
+        fast_scratch_bytes: fast scratch that the firmware must provide in Dedicated_Sram memory modes, else 0.
         sram_limit: bytes of SRAM that the memory mode or ``--arena-cache-size`` grants; None without a limit.
         macs: multiply-accumulates.
         weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
         npu_operators: operations in the command stream.
+        memories: per memory of the system.
         layers: per operation, in execution order.
-        placed: tensors in working memory, where and when.
-        accelerator, system_config, memory_mode: what was compiled for.
+        accelerator, system_config, memory_mode: the configuration that the delegate was compiled for.
+        placed: allocation of tensors in working memory.
     """
 
     npu_cycles: int
@@ -121,7 +129,7 @@ class VelaFigures:
     accelerator: str
     system_config: str
     memory_mode: str
-    placed: tuple[Placed, ...] = ()
+    placed: tuple[TensorAllocation, ...] = ()
 
     @property
     def sram_exceeded(self) -> bool:
@@ -131,11 +139,11 @@ class VelaFigures:
 
 @dataclass(frozen=True)
 class Payload:
-    """What is stored in the program for a delegate.
+    """The compiled form of a delegate, as stored in the program.
 
     Attributes:
         data: the delegate's bytes in the ``.pte``.
-        vela: Vela's figures, for Ethos-U.
+        vela: Vela's estimates, for Ethos-U.
         artifacts: intermediate files for ``dump_intermediate_artifacts_to``, as name suffix -> content.
     """
 
@@ -143,18 +151,18 @@ class Payload:
     vela: VelaFigures | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
-    def told(self) -> list[CompileSpec]:
-        """Compile specs of what the payload does not tell, its checksum first. Runtimes pass over unknown keys."""
+    def extra_compile_specs(self) -> list[CompileSpec]:
+        """Compile specs with facts that the payload lacks, the checksum first. Runtimes ignore unknown keys."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-        specs = [checksum(self.data)]
+        specs = [checksum_spec(self.data)]
         if self.vela is not None:
             specs.append(CompileSpec(FAST_SCRATCH_KEY, struct.pack("<I", self.vela.fast_scratch_bytes)))
         return specs
 
 
-def checksum(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
-    """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian. Ours refuse one that has changed."""
+def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
+    """The compile spec with a payload's CRC-32, little endian. This project's runtimes refuse a changed payload."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
     return CompileSpec(key, zlib.crc32(data).to_bytes(4, "little"))
@@ -163,8 +171,9 @@ def checksum(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
 def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:
     """ExecuTorch's container for a compiled Ethos-U program.
 
-    Each block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8, 0: the data
-    is here, 1: here is the name of named data of the program), 11 reserved bytes, the data padded to 16 bytes.
+    Each block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8; 0: the data follow, 1:
+        the
+    key of the program's named data follows), 11 reserved bytes, the data padded to 16 bytes.
     """
     parts = []
     for name, data in blocks:
@@ -182,5 +191,5 @@ def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
     Args:
         tensors: (shape of rank 6, bytes per element, address, region).
     """
-    records = [_IO.pack(*shape, size, -1 if at == _NOWHERE else at, region) for shape, size, at, region in tensors]
+    records = [_IO.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors]
     return struct.pack("<i", len(tensors)) + b"".join(records)

@@ -1,4 +1,4 @@
-"""TOSA flatbuffer -> VGF file, by the ML SDK model converter."""
+"""VGF backend: convert a TOSA flatbuffer to a VGF file with the ML SDK model converter."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arm_backend_core.backends.artifacts import Locate, failure
+from arm_backend_core.backends.artifacts import Locate, make_compile_error
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.workers.model_converter import check_converter, converter, run
+from arm_backend_core.workers.model_converter import check_converter, find_converter, run_converter
 from arm_backend_core.workers.worker import describe_exit
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ def compile_vgf(
     """Convert a TOSA 1.0 flatbuffer to a VGF file.
 
     Args:
-        delegate: its name, for errors.
-        locate: finds the operator that the converter's message is about.
-        timeout: seconds after which the converter is stopped; None never.
+        flatbuffer: the TOSA graph.
+        spec: the compile spec, with the converter's flags.
+        delegate: name of the delegate, for errors.
+        locate: maps the converter's message to an ATen operator and source line.
+        timeout: seconds after which the converter is stopped; None disables it.
 
     Raises:
         CompileError: the converter refused the flatbuffer, crashed on it, or took too long.
@@ -40,7 +42,7 @@ def compile_vgf(
         source.write_bytes(flatbuffer)
         log = ""
         try:
-            result = run([converter(), *flags, "-i", str(source), "-o", str(result_file)], timeout)
+            result = run_converter([find_converter(), *flags, "-i", str(source), "-o", str(result_file)], timeout)
         except subprocess.TimeoutExpired:
             reason = f"the model converter did not finish within {timeout:g} s"
         else:
@@ -50,4 +52,6 @@ def compile_vgf(
             reason = f"the model converter {describe_exit(result.returncode)}"
             lines = (result.stderr + b"\n" + result.stdout).decode(errors="replace").splitlines()
             log = "\n".join(line for line in lines if line.strip() and not line.startswith(_NOISE))
-    raise failure(reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log)
+    raise make_compile_error(
+        reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log
+    )

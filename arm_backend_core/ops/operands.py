@@ -200,6 +200,6 @@ class Context:
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""
         whole = self.integer(x)
-        if q.same(x.q):
+        if q.is_equivalent(x.q):
             return x.value
         return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else whole.to(q)

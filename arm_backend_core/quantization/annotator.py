@@ -18,14 +18,14 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.fusion import Regions, is_term
+from arm_backend_core.fusion import Regions, is_summed_product
 from arm_backend_core.nodes import (
     INTERVAL,
     TIMESTEP_SLOT,
     constant_nodes,
-    in_words,
-    is_countable,
+    describe_node,
     is_float,
+    is_integer_or_bool,
     is_state,
     overload_of,
 )
@@ -135,7 +135,7 @@ class Annotator:
             self._annotate_shared(node)
             return
         regions = self.regions
-        if not (node in regions.chain_base or node in regions.readers or regions.has_integer_rule(node)):
+        if not (node in regions.chain_base or node in regions.merged_consumers or regions.has_integer_rule(node)):
             return  # stays in floating point: an integer-only target will say why
         inputs: dict[Node, QuantizationSpecBase | None] = {
             source: self._input_spec(node, source) for source in regions.operands(node) if source not in regions.fused
@@ -157,7 +157,7 @@ class Annotator:
     def _is_exact(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
         wide = node in self.regions.int16_nodes or self._is_wide(node)
-        return TIMESTEP_SLOT in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
+        return TIMESTEP_SLOT in node.meta and wide and is_summed_product(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """int32 in steps of the accumulator, so that PyTorch's quantized graph rounds it as the target does.
@@ -199,7 +199,7 @@ class Annotator:
         origin = self._origin(source)
         if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
             return self._output_spec(origin)
-        reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
+        reads_wide = self.regions.benefits_from_int16(node) or (node in wide and record.kind is Kind.SHARED)
         if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
             return config.inner
         return config.activation
@@ -298,7 +298,7 @@ def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]])
             if isinstance(observer, RangeObserver):
                 sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
-        observer.tensor = in_words(nodes[0])
+        observer.tensor = describe_node(nodes[0])
         observer.exact, observer.whole = all(node in constants for node in nodes), all(map(_casts_integers, nodes))
         if isinstance(observer, WeightObserver):
             observer.accumulators.clear()
@@ -350,7 +350,7 @@ def _casts_integers(node: Node) -> bool:
     """Whether ``node`` gives whole numbers as real ones."""
     record, sources = find(node), node.all_input_nodes
     moves = record is not None and record.kind is Kind.SHARED and is_float(node)
-    return moves and bool(sources) and all(map(is_countable, sources))
+    return moves and bool(sources) and all(map(is_integer_or_bool, sources))
 
 
 def _interval(node: Node) -> tuple[float, float] | None:

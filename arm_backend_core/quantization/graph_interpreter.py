@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch.fx import Graph, Node, map_arg
 
-from arm_backend_core.nodes import CHOICE
+from arm_backend_core.nodes import BRANCH_SELECT
 from arm_backend_core.ops.loops import LOOP_OUT
 
 #: A condition, or a choice, and which way it goes.
@@ -85,7 +85,7 @@ class GraphInterpreter:
             return self.held(node)
         if node.op == "output":
             return map_arg(list(torch.utils._pytree.tree_leaves(node.args[0])), read)
-        if CHOICE in node.meta or node.target is LOOP_OUT:
+        if BRANCH_SELECT in node.meta or node.target is LOOP_OUT:
             condition, *ways = cast(list[Any], node.args[:3])
             side = bool(values[condition])
             if not self._paths and (node, not side) not in self.taken:
@@ -103,7 +103,7 @@ def paths_of(graph: Graph) -> dict[Node, tuple[Side, ...]]:
         ways = []
         for user in node.users:
             way = paths[user]
-            if CHOICE in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
+            if BRANCH_SELECT in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
                 way = (*way, (user.args[0], user.args[1] is node))
             elif user.target is LOOP_OUT and node in cast(Any, user.args[1]) and node not in cast(Any, user.args[2]):
                 way = (*way, (user.args[0], True))

@@ -33,9 +33,16 @@ from torchao.quantization.pt2e.quantizer import Quantizer, SharedQuantizationSpe
 from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core import events
-from arm_backend_core.aten.functionalize import functional
-from arm_backend_core.nodes import CHOICE, attribute, drop_unread, held, is_state, source_line
-from arm_backend_core.program import Identity, identity, store_of, with_parts
+from arm_backend_core.aten.functionalize import functionalize_program
+from arm_backend_core.nodes import (
+    BRANCH_SELECT,
+    add_buffer,
+    add_buffer_node,
+    eliminate_dead_code,
+    is_state,
+    source_line,
+)
+from arm_backend_core.program import TensorIdentity, replace_parts, store_of, tensor_identity
 from arm_backend_core.quantization.algorithms.activation_precision import choose_activation_precision
 from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales
 from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_constant_adds
@@ -59,8 +66,8 @@ class SharedTensors:
         constants: quantized parameters, by observer and what they are made of.
     """
 
-    states: dict[Identity, Tensor] = field(default_factory=dict)
-    constants: dict[tuple[Any, Identity], Tensor] = field(default_factory=dict)
+    states: dict[TensorIdentity, Tensor] = field(default_factory=dict)
+    constants: dict[tuple[Any, TensorIdentity], Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -124,7 +131,7 @@ class ObservedProgram(torch.nn.Module):
         algorithms: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._program = program = functional(program)
+        self._program = program = functionalize_program(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._common = common or SharedTensors()
         self._specs, self.held = _unlift(self._program, self._common.states)
@@ -202,14 +209,14 @@ class ObservedProgram(torch.nn.Module):
                 self._rounded(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
-        drop_unread(graph)
+        eliminate_dead_code(graph)
         see(self)
         _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
 
     def observe_not_taken(self) -> None:
         """What no sample chose gets its ranges from what the last one makes of it."""
-        wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
+        wheres = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}
         notes, told = events.current().notes, {place for place in sides if place not in self._taken}
         for line, side in sorted({(source_line(where), side) for where, side in told}):
@@ -264,7 +271,7 @@ class ObservedProgram(torch.nn.Module):
         A constant is quantized here and now.
         """
         graph, model = self.model.graph, self.model
-        meta = {name: x for name, x in node.meta.items() if name != CHOICE}
+        meta = {name: x for name, x in node.meta.items() if name != BRANCH_SELECT}
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
         place = source.next
@@ -274,16 +281,16 @@ class ObservedProgram(torch.nn.Module):
             if is_per_channel(observer.qscheme):
                 quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
                 known: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
-                parameters = (*(attribute(model, f"{node.name}_{i}", known[i]) for i in range(2)), *known[2:])
+                parameters = (*(add_buffer_node(model, f"{node.name}_{i}", known[i]) for i in range(2)), *known[2:])
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                constants, key = self._common.constants, (observer, identity(tensor))
+                constants, key = self._common.constants, (observer, tensor_identity(tensor))
                 if key not in constants:
                     constants[key] = _integers(quantize, tensor, known, observer.dtype)
-                integers = attribute(model, f"{node.name}_quantized", constants[key])
+                integers = add_buffer_node(model, f"{node.name}_quantized", constants[key])
                 self.floats[str(integers.target)] = self.corrected.get(str(source.target), tensor).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
@@ -391,8 +398,8 @@ class _Watched(GraphInterpreter):
 
 
 def _unlift(
-    program: ExportedProgram, states: dict[Identity, Tensor]
-) -> tuple[dict[str, InputSpec], dict[Node, Identity]]:
+    program: ExportedProgram, states: dict[TensorIdentity, Tensor]
+) -> tuple[dict[str, InputSpec], dict[Node, TensorIdentity]]:
     """Parameters, buffers and constants become attributes of the program's module.
 
     Returns:
@@ -406,10 +413,10 @@ def _unlift(
         if spec.kind not in _HELD:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
-        held_tensors[node] = key = identity(tensor)
+        held_tensors[node] = key = tensor_identity(tensor)
         if spec.kind is InputKind.BUFFER:  # it may be written: calibration writes a copy
             tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
-        node.target = held(module, node.name, tensor)
+        node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"
         first.prepend(node)
         specs[str(node.target)] = spec
@@ -471,7 +478,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     ]
     state = {name: tensor for name, tensor in program.state_dict.items() if name in used}
     constants = {name: tensor for name, tensor in constants.items() if name in used}
-    return with_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
+    return replace_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
 
 
 def _fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:

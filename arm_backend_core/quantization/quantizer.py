@@ -10,17 +10,17 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
 from arm_backend_core.aten.angles import reduce_angles
-from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.batch_norm import fold_batch_norms
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.high_rank import lower_ranks
+from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
-from arm_backend_core.aten.int_to_float import promote
-from arm_backend_core.aten.mask_constants import bound_masks, compare_operands
+from arm_backend_core.aten.int_to_float import promote_integers
+from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import constant_nodes, drop_unread, in_words, is_float, modules_of
+from arm_backend_core.nodes import constant_nodes, describe_node, eliminate_dead_code, is_float, modules_of
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect, share
@@ -87,19 +87,19 @@ class ArmQuantizer(Quantizer):
         writing = functionalize(model.graph, write_back=True)
         if writing is not None:
             advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"
-            raise ModelError(f"{in_words(writing)} writes in place to memory that other tensors share: {advice}")
+            raise ModelError(f"{describe_node(writing)} writes in place to memory that other tensors share: {advice}")
         _give_values(model)
         fold_weights(model)
-        remove_batch_norms(model)
+        fold_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
-        lower_ranks(model)
+        reduce_ranks(model)
         fold_weights(model)
         reduce_angles(model)
-        compare_operands(model)
-        promote(model)
+        rewrite_extreme_comparisons(model)
+        promote_integers(model)
         bound_masks(model)
-        drop_unread(model.graph)  # what these replaced
+        eliminate_dead_code(model.graph)  # what these replaced
         _give_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph
 
@@ -187,7 +187,7 @@ def _check_type(node: Node) -> None:
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
     if dtype is not torch.float32:
         raise ModelError(
-            f"{in_words(node)} is {dtype}, and integer programs are quantized from torch.float32: "
+            f"{describe_node(node)} is {dtype}, and integer programs are quantized from torch.float32: "
             "convert the model and its inputs with .float()"
         )
 

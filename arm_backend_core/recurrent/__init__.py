@@ -1,1 +1,1 @@
-"""Recurrent layers: their unrolled steps, and loops over chunks of these."""
+"""Recurrent layers: recognize unrolled steps and roll them into loops over chunks of steps."""

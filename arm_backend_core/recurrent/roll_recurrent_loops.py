@@ -1,9 +1,11 @@
-"""Long recurrent layers as loops: some steps are one delegate, which ExecuTorch's runtime calls again and again.
+"""Loop rolling: turn the unrolled steps of long recurrent layers into a loop over one delegate.
 
-A layer is written step by step before it is quantized, all steps with the same scales. Here its steps become
-``torch.scan`` over chunks of them, so that the weights and the commands of one chunk are stored and compiled once. The
-results are those of the steps written out, as calls hand on the integers that steps hand on inside, but for the last
-bit of a first step: where that is written out and begins with zeros, it is rounded less often.
+A recurrent layer is unrolled before quantization; all its steps have the same scales. Here the steps become a
+``torch.scan`` over chunks of steps. ExecuTorch's runtime calls the delegate of a chunk repeatedly, so weights and
+commands of one chunk are compiled and stored once.
+
+The results equal those of the unrolled steps, because calls pass on the same integers as steps do inside a delegate.
+The exception is the last bit of the first step: unrolled, with a zero state, it is rounded less often.
 """
 
 from __future__ import annotations
@@ -23,32 +25,39 @@ from torch.fx.passes.tools_common import stable_topological_sort
 from torch.utils import _pytree as pytree
 
 from arm_backend_core import events
-from arm_backend_core.backends.call_counts import called
-from arm_backend_core.delegate import delegate, prepared
-from arm_backend_core.insert_delegates import drop_unread_constants
-from arm_backend_core.nodes import LOOP, TIMESTEP_SLOT, attribute, drop_unread, evaluated, number
+from arm_backend_core.backends.call_counts import set_call_count
+from arm_backend_core.delegate import delegate, prepare_program
+from arm_backend_core.insert_delegates import eliminate_dead_constants
+from arm_backend_core.nodes import (
+    DELEGATE_LOOP,
+    TIMESTEP_SLOT,
+    add_buffer_node,
+    assign_debug_handles,
+    eliminate_dead_code,
+    evaluate_node,
+)
 from arm_backend_core.program import (
     avoid_builtin_names,
+    build_program,
     constants_of,
-    copied,
+    copy_program,
     lift_constants,
     lowered_modules,
-    program_of,
 )
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 from arm_backend_core.recurrent.unrolled_steps import (
     Cast,
     Constant,
-    Layer,
-    Made,
     Port,
-    Result,
     Slice,
     Step,
-    behind,
+    StepOutput,
+    StepValue,
+    UnrolledLayer,
+    argument_leaves,
     count_steps,
-    layers,
-    leaves,
+    find_layers,
+    strip_casts,
 )
 
 if TYPE_CHECKING:
@@ -58,138 +67,148 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
 
-#: The longest layer that is not divided where the user says nothing, the most steps of all layers then, and how many
-#: steps a call may compute.
-_WHOLE, _MANY, _STEPS = 64, 256, range(4, 33)
+#: Limits of "auto": the longest layer that stays unrolled, the most steps of all layers that stay unrolled, and the
+#: allowed numbers of steps per call.
+_MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 
 
-def steps_per_call(total: int, wanted: int | str | None, of_all: int = 0) -> int:
-    """How many of ``total`` steps a call computes.
+def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
+    """Choose the number of steps that one call computes.
 
-    By default of long layers: few calls of few steps, which are all steps there are, as more are computed in vain and
-    take a copy of the input. Where layers have many steps together, fewer of each are compiled.
+    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly:
+    surplus steps are computed in vain, and padding copies the input. Programs with many steps in total compile fewer
+    steps of each layer.
 
     Args:
-        of_all: steps of all layers of the program.
+        total: steps of the layer.
+        requested: a number of steps, "auto", or None for all.
+        program_steps: steps of all layers of the program.
     """
-    if wanted == "auto" and (total > _WHOLE or of_all > _MANY):
-        each = 2 if of_all > _MANY and total <= _WHOLE else 8
-        return min(_STEPS, key=lambda n: -(-total // n) + n / each + (-total % n and total / 4 + -total % n))
-    return min(wanted, total) if isinstance(wanted, int) else total
+    if requested == "auto" and (total > _MAX_UNROLLED_STEPS or program_steps > _MAX_TOTAL_STEPS):
+        step_weight = 2 if program_steps > _MAX_TOTAL_STEPS and total <= _MAX_UNROLLED_STEPS else 8
+        return min(
+            _STEPS_PER_CALL, key=lambda n: -(-total // n) + n / step_weight + (-total % n and total / 4 + -total % n)
+        )
+    return min(requested, total) if isinstance(requested, int) else total
 
 
 @dataclass(frozen=True)
 class LoopRolling:
-    """What is done to a program before it is delegated: its long layers become loops.
+    """Loop rolling of a program, before it is delegated.
 
     Attributes:
-        steps: that a call computes, "auto", or None for all.
+        steps: steps that one call computes, "auto", or None to leave all layers unrolled.
     """
 
     steps: int | Literal["auto"] | None = "auto"
 
-    def looped(
+    def roll_loops(
         self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
     ) -> ExportedProgram:
-        """The program with loops; itself where it has none."""
+        """Roll the long layers of ``program`` into loops; returns ``program`` itself if it gets no loop."""
         if self.steps is None:
             return program
-        if any(node.target in TRACED_LAYERS for node in program.graph.nodes):  # where they are quantized there are none
-            program = copied(program)
-            number(program.graph)
-            program = prepared(program, spec.target)
+        if any(
+            node.target in TRACED_LAYERS for node in program.graph.nodes
+        ):  # float programs only: quantization unrolls the layers
+            program = copy_program(program)
+            assign_debug_handles(program.graph)
+            program = prepare_program(program, spec.target)
             _name_outputs(program)
         counts = count_steps(program)
-        of_all = sum(counts)
-        if all(steps_per_call(count, self.steps, of_all) == count for count in counts):
+        program_steps = sum(counts)
+        if all(steps_per_call(count, self.steps, program_steps) == count for count in counts):
             return program
-        changed, made = copied(program), _Compiler(spec, keep_on_cpu)
-        number(changed.graph)
-        avoid_builtin_names(changed)
-        _take_from_stacks(changed.graph)
-        for layer in layers(changed):
-            _replace(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)
-        if not made.loops:
+        rolled, compiler = copy_program(program), _ChunkCompiler(spec, keep_on_cpu)
+        assign_debug_handles(rolled.graph)
+        avoid_builtin_names(rolled)
+        _bypass_stacks(rolled.graph)
+        for layer in find_layers(rolled):
+            _replace_by_loop(rolled, layer, steps_per_call(len(layer.steps), self.steps, program_steps), compiler)
+        if not compiler.loops:
             return program
-        stable_topological_sort(changed.graph_module)
-        drop_unread_constants(changed, {node.name for node in constants_of(changed)})
-        lift_constants(changed)
-        _name_outputs(changed)
-        return changed
+        stable_topological_sort(rolled.graph_module)
+        eliminate_dead_constants(rolled, {node.name for node in constants_of(rolled)})
+        lift_constants(rolled)
+        _name_outputs(rolled)
+        return rolled
 
 
 def _name_outputs(program: ExportedProgram) -> None:
-    """Have the signature name what is returned after other nodes have taken the place of some."""
+    """Update the output names in the signature after nodes were replaced."""
     for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
         spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
 
 
-class _Compiler:
-    """Compiles chunks of steps, for one target."""
+class _ChunkCompiler:
+    """Compiles chunks of steps for one target.
+
+    Attributes:
+        loops: number of loops compiled so far.
+    """
 
     def __init__(self, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate]) -> None:
-        self._spec, self._keep = spec, keep_on_cpu
-        #: How many there are.
+        self._spec, self._keep_on_cpu = spec, keep_on_cpu
         self.loops = 0
 
-    def name(self) -> str:
-        """That of the next loop."""
+    def next_name(self) -> str:
+        """Name of the next loop."""
         return f"arm_loop{self.loops}"
 
-    def compiled(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
-        """The call of the delegate that a chunk is; None where it is not one."""
+    def compile_chunk(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
+        """Compile a chunk as one delegate; returns the module that calls it, or None if it needs more than that."""
         log = events.current()
-        with events.record() as tried:
-            body = delegate(chunk, self._spec, keep_on_cpu=self._keep, name=self.name()).graph_module
-        outside = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
-        if outside != [executorch_call_delegate]:
+        with events.record() as attempt:
+            body = delegate(chunk, self._spec, keep_on_cpu=self._keep_on_cpu, name=self.next_name()).graph_module
+        targets = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
+        if targets != [executorch_call_delegate]:
             return None
         (module,) = lowered_modules(body)
         assert module.meta is not None
-        module.meta["arm_delegate"] = called(module.meta["arm_delegate"], calls)
+        module.meta["arm_delegate"] = set_call_count(module.meta["arm_delegate"], calls)
         log.delegates.append(module.meta["arm_delegate"])
-        log.notes += tried.notes
+        log.notes += attempt.notes
         self.loops += 1
         return body
 
 
-def _replace(program: ExportedProgram, layer: Layer, count: int, compiler: _Compiler) -> None:
-    """Put a loop in place of the steps, but where one call computes all, or a chunk cannot be delegated."""
-    total, name = len(layer.steps), compiler.name()
-    starts = _starts(program, layer) if count < total else None
-    if starts is None:
+def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int, compiler: _ChunkCompiler) -> None:
+    """Replace the steps by a loop, unless one call computes all of them or a chunk cannot be delegated."""
+    total, name = len(layer.steps), compiler.next_name()
+    initial_states = _initial_states(program, layer) if count < total else None
+    if initial_states is None:
         return
     calls = -(-total // count)
-    last = set(starts) if calls * count == total else set()
-    given = list(dict.fromkeys(x.port for x in layer.results if x.step < total - 1 or x.port not in last))
-    body = compiler.compiled(_Chunk(layer, program, count).written(given), calls)
+    carried_out = set(initial_states) if calls * count == total else set()
+    stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in carried_out))
+    body = compiler.compile_chunk(_Chunk(layer, program, count).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
-        _put(program, layer, name, starts, given, last, count)
+        _insert_loop(program, layer, name, initial_states, stacked, carried_out, count)
 
 
-def _take_from_stacks(graph: Graph) -> None:
-    """Have what reads one step of a layer's sequence read that, so that no sequence need be kept.
+def _bypass_stacks(graph: Graph) -> None:
+    """Redirect readers of one element of a layer's stacked outputs to that step's output, so that the stack may die.
 
-    But for what takes the last states of a layer, by which one layer would go on in another.
+    Readers inside recurrent steps, and those behind other casts, are left as they are.
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
-        if any(TIMESTEP_SLOT not in behind(part)[0].meta for part in parts):
+        if any(TIMESTEP_SLOT not in strip_casts(part)[0].meta for part in parts):
             continue
         pending = list(stack.users)
         for node in pending:
-            root, casts = behind(node)
+            root, casts = strip_casts(node)
             if root is stack:
                 pending += node.users
-            elif node.target is aten.select.int and behind(cast(Node, node.args[0]))[0] is stack:
-                root, casts = behind(cast(Node, node.args[0]))
-                along, index = cast(tuple[int, int], node.args[1:])
+            elif node.target is aten.select.int and strip_casts(cast(Node, node.args[0]))[0] is stack:
+                root, casts = strip_casts(cast(Node, node.args[0]))
+                axis, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                kept = {each.numbers for each in behind(part)[1][-1:]} == {each.numbers for each in casts}
-                if kept and TIMESTEP_SLOT not in node.meta and along % rank == dim % rank:
+                is_exact = {each.args for each in strip_casts(part)[1][-1:]} == {each.args for each in casts}
+                if is_exact and TIMESTEP_SLOT not in node.meta and axis % rank == dim % rank:
                     node.replace_all_uses_with(part)
-    drop_unread(graph)
+    eliminate_dead_code(graph)
 
 
 def _meta(like: Node, value: Any) -> dict[str, Any]:
@@ -197,59 +216,59 @@ def _meta(like: Node, value: Any) -> dict[str, Any]:
 
 
 class _Writer:
-    """Writes into a graph; casts of the same tensor are written once."""
+    """Emits nodes into a graph; equal casts of a tensor are emitted once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._made: dict[tuple[Node, Cast], Node] = {}
+        self._casts: dict[tuple[Node, Cast], Node] = {}
 
     def call(self, target: Any, *args: Any, like: Node) -> Node:
-        """One more node, in no place of the steps; it comes from where ``like`` does."""
+        """Emit a node that belongs to no step; it inherits the metadata of ``like``."""
         node = self.graph.call_function(target, args)
         node.meta = _meta(like, target(*map_arg(args, lambda x: x.meta["val"])))
         return node
 
     def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
-        """``node`` with casts behind it."""
+        """Apply casts to ``node``."""
         for each in casts:
-            if (node, each) not in self._made:
-                self._made[node, each] = self.call(each.target, node, *each.numbers, like=node)
-            node = self._made[node, each]
+            if (node, each) not in self._casts:
+                self._casts[node, each] = self.call(each.target, node, *each.args, like=node)
+            node = self._casts[node, each]
         return node
 
-    def handed_on(self, node: Node, port: Port) -> Node:
-        """The result of a port's operator as it is handed on."""
+    def to_port_type(self, node: Node, port: Port) -> Node:
+        """Convert the result of a port's operator to the port's representation (integers if it has a cast)."""
         return self.cast(node, [port.cast] if port.cast else [])
 
-    def real(self, node: Node, port: Port) -> Node:
-        """The reverse: what is handed on as real numbers."""
+    def to_real(self, node: Node, port: Port) -> Node:
+        """Convert a port's representation back to real numbers."""
         return self.cast(node, [port.cast.reverse] if port.cast else [])
 
 
 class _Chunk(_Writer):
-    """Some steps as a program of their own."""
+    """Builds the program of one chunk of steps, the body of the loop."""
 
-    def __init__(self, layer: Layer, program: ExportedProgram, count: int) -> None:
+    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
         super().__init__(Graph())
         self._layer, self._program, self._count = layer, program, count
         self._constants: dict[Node, Node] = {}
 
-    def written(self, given: Iterable[Port]) -> ExportedProgram:
-        """Takes states and slices [count, ...], gives states and ``given`` [count, ...]."""
+    def build(self, stacked: Iterable[Port]) -> ExportedProgram:
+        """Build the body: states and slices [count, ...] -> states and ``stacked`` outputs [count, ...]."""
         specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
-        held: dict[Node, InputSpec] = {}
-        needed = self._needed()
+        constant_specs: dict[Node, InputSpec] = {}
+        needed = self._needed_constants()
         for node in needed:
             if node.op == "placeholder":
                 self._constants[node] = self._input(node.name, node.meta["val"], node)
-                held[self._constants[node]] = specs[node.name]
+                constant_specs[self._constants[node]] = specs[node.name]
         template = self._layer.steps[1]
         self._states = {
-            port: self._input(f"state_{i}", self._layer.value(port), template[port.place])
-            for i, port in enumerate(self._layer.start)
+            port: self._input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
+            for i, port in enumerate(self._layer.initial_states)
         }
         self._slices = [
-            self._input(f"sequence_{i}", _rows(read.source.meta["val"], read.dim, self._count), read.source)
+            self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
             for i, (read, _, _) in enumerate(self._layer.sequences)
         ]
         for node in needed:
@@ -258,48 +277,48 @@ class _Chunk(_Writer):
         rows: list[Step] = []
         for k in range(self._count):
             rows.append(self._step(k, rows[-1] if rows else {}))
-        results = [self.handed_on(rows[-1][port.place], port) for port in self._states]
-        for port in given:
-            parts = [self.real(self.handed_on(row[port.place], port), port) for row in rows]
-            results.append(self.handed_on(self.call(aten.stack.default, parts, like=parts[0]), port))
+        results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
+        for port in stacked:
+            parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
+            results.append(self.to_port_type(self.call(aten.stack.default, parts, like=parts[0]), port))
         self.graph.output(tuple(results))
-        return program_of(self._program, self.graph, held)
+        return build_program(self._program, self.graph, constant_specs)
 
     def _input(self, name: str, value: Tensor, like: Node) -> Node:
         node = self.graph.placeholder(name)
         node.meta = _meta(like, value)
         return node
 
-    def _needed(self) -> list[Node]:
-        """What the steps read that is constant, in program order: placeholders come first."""
+    def _needed_constants(self) -> list[Node]:
+        """The constant nodes that the steps read, in program order; placeholders come first."""
         pending = [x for node in self._layer.steps[1].values() for x in node.all_input_nodes]
-        found = set[Node]()
+        needed = set[Node]()
         for node in pending:
-            if node in self._layer.constants and node not in found:
-                found.add(node)
+            if node in self._layer.constants and node not in needed:
+                needed.add(node)
                 pending += node.all_input_nodes
-        return [node for node in self._program.graph.nodes if node in found]
+        return [node for node in self._program.graph.nodes if node in needed]
 
-    def _step(self, k: int, before: Step) -> Step:
+    def _step(self, k: int, previous: Step) -> Step:
         step: Step = {}
-        for place, node in self._layer.steps[1].items():
-            _, structure, *reads = self._layer.reads[place]
-            given = [
-                self._operand(read, k, step, before) if not isinstance(read, Constant) else self._constants[leaf]
-                for read, leaf in zip(reads, leaves(node), strict=True)
+        for slot, node in self._layer.steps[1].items():
+            _, structure, *reads = self._layer.reads[slot]
+            operands = [
+                self._operand(read, k, step, previous) if not isinstance(read, Constant) else self._constants[leaf]
+                for read, leaf in zip(reads, argument_leaves(node), strict=True)
             ]
-            args, kwargs = pytree.tree_unflatten(given, structure)
-            step[place] = self.graph.call_function(cast(Any, node.target), args, kwargs)
-            step[place].meta = dict(node.meta)
+            args, kwargs = pytree.tree_unflatten(operands, structure)
+            step[slot] = self.graph.call_function(cast(Any, node.target), args, kwargs)
+            step[slot].meta = dict(node.meta)
         return step
 
-    def _operand(self, read: Any, k: int, step: Step, before: Step) -> Any:
-        if isinstance(read, Made) and read.back and not before:
-            return self.cast(self._states[Port.of(read.place, read.casts)], read.casts[1:])
-        if isinstance(read, Made):
-            return self.cast((before if read.back else step)[read.place], read.casts)
+    def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
+        if isinstance(read, StepValue) and read.steps_back and not previous:
+            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
+        if isinstance(read, StepValue):
+            return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
         if isinstance(read, Slice):
-            x = self.cast(self._slices[self._layer.sequence(read)], read.before)
+            x = self.cast(self._slices[self._layer.sequence_index(read)], read.before)
             x = self.call(aten.select.int, x, 0, k, like=x)
             for cut in read.cuts:
                 x = self.call(aten.slice.Tensor, x, *cut, like=x)
@@ -307,133 +326,153 @@ class _Chunk(_Writer):
         return read
 
 
-def _rows(value: Tensor, dim: int, *counts: int) -> Tensor:
+def _without_axis(value: Tensor, dim: int, *counts: int) -> Tensor:
     return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])
 
 
-def _put(
+def _insert_loop(
     program: ExportedProgram,
-    layer: Layer,
+    layer: UnrolledLayer,
     name: str,
-    starts: Mapping[Port, Node | Tensor],
-    given: Sequence[Port],
-    last: Container[Port],
+    initial_states: Mapping[Port, Node | Tensor],
+    stacked: Sequence[Port],
+    carried_out: Container[Port],
     count: int,
 ) -> None:
-    """Put the loop ``name`` in place of the steps. Its results are the states, and what is ``given`` in every step."""
+    """Insert the ``scan`` and replace the outputs of the steps by its results.
+
+    Args:
+        program: the program to edit.
+        layer: the unrolled layer.
+        name: name of the loop's body in the program's module.
+        initial_states: operand of each carried state.
+        stacked: ports whose values of all steps the loop returns.
+        carried_out: states whose final value is the scan's carry. Empty if the last chunk is padded.
+        count: steps of one call.
+    """
     graph, total = program.graph, len(layer.steps)
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
         writer = _Writer(graph)
-        states = [_node(program, f"{name}_state", x, layer.value(port)) for port, x in starts.items()]
-        slices = [_slices(writer, total, *of, count) for of in layer.sequences]
+        states = [_state_node(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()]
+        slices = [_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
-        values = [layer.value(port) for port in starts]
-        values += [layer.value(port).new_empty([calls, count, *layer.value(port).shape]) for port in given]
-        scan.meta = {**_meta(first[0], values), LOOP: True}
+        values = [layer.port_meta(port) for port in initial_states]
+        values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in stacked]
+        scan.meta = {**_meta(first[0], values), DELEGATE_LOOP: True}
         picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
-        for pick, port, value in zip(picks, (*starts, *given), values, strict=True):
-            pick.meta = _meta(layer.steps[1][port.place], value)
-        ends = {port: pick for port, pick in zip(starts, picks, strict=False) if port in last}
-        rows = zip(given, picks[len(starts) :], strict=True)
-        _hand_out(writer, layer, {port: _sequence(writer, pick, port, total) for port, pick in rows}, ends)
-    drop_unread(graph)
+        for pick, port, value in zip(picks, (*initial_states, *stacked), values, strict=True):
+            pick.meta = _meta(layer.steps[1][port.slot], value)
+        final_states = {port: pick for port, pick in zip(initial_states, picks, strict=False) if port in carried_out}
+        outputs = zip(stacked, picks[len(initial_states) :], strict=True)
+        _replace_step_outputs(
+            writer, layer, {port: _output_sequence(writer, pick, port, total) for port, pick in outputs}, final_states
+        )
+    eliminate_dead_code(graph)
 
 
-def _starts(program: ExportedProgram, layer: Layer) -> dict[Port, Node | Tensor] | None:
-    """What the first call is given for each state: integers, if the port has a cast; None if these are no zeros."""
+def _initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict[Port, Node | Tensor] | None:
+    """Operands of the first call for each state, as integers if the port has a cast.
+
+    Returns:
+        None if integers cannot represent a constant initial state exactly.
+    """
     values: dict[Node, Any] = dict(constants_of(program))
 
     def value(node: Node) -> Any:
         if node not in values:
-            values[node] = evaluated(node, value)
+            values[node] = evaluate_node(node, value)
         return values[node]
 
-    found: dict[Port, Node | Tensor] = {}
-    for port, read in layer.start.items():
-        found[port] = read[0]
+    states: dict[Port, Node | Tensor] = {}
+    for port, read in layer.initial_states.items():
+        states[port] = read[0]
         if read[0] in layer.constants:
             real = value(read[0])
-            made = found[port] = real if port.cast is None else port.cast.target(real, *port.cast.numbers)
-            back = made if port.cast is None else port.cast.reverse.target(made, *port.cast.numbers)
-            if not all(torch.equal(back, value(each)) for each in read):
+            initial = states[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
+            round_trip = initial if port.cast is None else port.cast.reverse.target(initial, *port.cast.args)
+            if not all(torch.equal(round_trip, value(each)) for each in read):
                 return None
-    return found
+    return states
 
 
-def _node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
+def _state_node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
     if isinstance(x, Node):
         return x
-    made = attribute(program.graph_module, name, x)
-    made.meta["val"] = value
-    return made
+    node = add_buffer_node(program.graph_module, name, x)
+    node.meta["val"] = value
+    return node
 
 
-def _slices(writer: _Writer, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
-    """The tensors of all steps in the order of these: [calls, count, ...]."""
+def _chunked_sequence(writer: _Writer, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
+    """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
     calls = -(-total // count)
     x = writer.cast(read.source, read.before)
     shape = x.meta["val"].shape
     if read.dim:
         order = [read.dim, *(i for i in range(len(shape)) if i != read.dim)]
         x = writer.call(aten.permute.default, x, order, like=x)
-    begin = min(first, first + stride * (total - 1))
-    if (begin, total) != (0, shape[read.dim]):
-        x = writer.call(aten.slice.Tensor, x, 0, begin, begin + total, like=x)
+    start = min(first, first + stride * (total - 1))
+    if (start, total) != (0, shape[read.dim]):
+        x = writer.call(aten.slice.Tensor, x, 0, start, start + total, like=x)
     if stride < 0:
         x = writer.call(aten.flip.default, x, [0], like=x)
-    rest = x.meta["val"].shape[1:]
+    inner_shape = x.meta["val"].shape[1:]
     if calls * count > total:
-        x = writer.call(aten.constant_pad_nd.default, x, [0] * (2 * len(rest) + 1) + [calls * count - total], like=x)
-    x = writer.call(aten.view.default, x, [calls, count, *rest], like=x)
+        x = writer.call(
+            aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
+        )
+    x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
     return writer.cast(x, [cast.reverse for cast in read.before])
 
 
-def _sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
-    """What a port hands out in every step, in their order, as real numbers."""
-    x = writer.real(pick, port)
+def _output_sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
+    """The real values of a port in all steps, in step order and without padding."""
+    x = writer.to_real(pick, port)
     calls, count, *rest = x.meta["val"].shape
     x = writer.call(aten.view.default, x, [calls * count, *rest], like=x)
     return x if calls * count == total else writer.call(aten.slice.Tensor, x, 0, 0, total, like=x)
 
 
-def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: dict[Port, Node]) -> None:
-    """Have what read results of steps read those of the loop."""
-    by_node = {result.node: result for result in layer.results}
-    readers = dict.fromkeys(user for result in layer.results for user in layer.outside(result.node))
+def _replace_step_outputs(
+    writer: _Writer, layer: UnrolledLayer, sequences: dict[Port, Node], final_states: dict[Port, Node]
+) -> None:
+    """Redirect readers of step outputs to the results of the loop."""
+    by_node = {result.node: result for result in layer.outputs}
+    readers = dict.fromkeys(user for result in layer.outputs for user in layer.external_readers(result.node))
     for stack in [user for user in readers if user.target is aten.stack.default]:
         parts = [by_node.get(x) for x in cast(list[Node], stack.args[0])]
-        whole = _whole(parts, len(layer.steps))
-        if whole is not None:
-            result, stride = whole
+        match = _match_whole_sequence(parts, len(layer.steps))
+        if match is not None:
+            result, stride = match
             x = sequences[result.port]
             x = x if stride > 0 else writer.call(aten.flip.default, x, [0], like=x)
             dim = cast(int, stack.args[1] if len(stack.args) > 1 else 0) % x.meta["val"].dim()
             order = [*range(1, dim + 1), 0, *range(dim + 1, x.meta["val"].dim())]
             stack.replace_all_uses_with(writer.call(aten.permute.default, x, order, like=stack) if dim else x)
             writer.graph.erase_node(stack)
-    for result in layer.results:
-        left = layer.outside(result.node)
-        if not left:
+    for result in layer.outputs:
+        remaining = layer.external_readers(result.node)
+        if not remaining:
             continue
-        if result.step == len(layer.steps) - 1 and result.port in last:
-            x = writer.cast(last[result.port], result.casts[1:])
+        if result.step == len(layer.steps) - 1 and result.port in final_states:
+            x = writer.cast(final_states[result.port], result.casts[1:])
         else:
             whole_sequence = sequences[result.port]
             x = writer.call(aten.select.int, whole_sequence, 0, result.step, like=whole_sequence)
-            x = writer.cast(writer.handed_on(x, result.port), result.casts[1:])
-        for reader in left:
+            x = writer.cast(writer.to_port_type(x, result.port), result.casts[1:])
+        for reader in remaining:
             reader.replace_input_with(result.node, x)
 
 
-def _whole(parts: Sequence[Result | None], total: int) -> tuple[Result, int] | None:
-    """What a stack of these is all of, and whether forwards (1) or backwards (-1)."""
+def _match_whole_sequence(parts: Sequence[StepOutput | None], total: int) -> tuple[StepOutput, int] | None:
+    """Match a stack of one port's outputs of all steps; returns an output and the direction (1 or -1)."""
     if len(parts) != total or None in parts:
         return None
-    known = cast(Sequence[Result], parts)
-    numbers, kinds = [part.step for part in known], {(part.port, part.casts) for part in known}
-    straight = numbers if numbers[0] == 0 else numbers[::-1]
-    if len(kinds) > 1 or straight != list(range(total)) or (known[0].port.cast and len(known[0].casts) != 2):
+    outputs = cast(Sequence[StepOutput], parts)
+    numbers, sources = [part.step for part in outputs], {(part.port, part.casts) for part in outputs}
+    ascending = numbers if numbers[0] == 0 else numbers[::-1]
+    if len(sources) > 1 or ascending != list(range(total)) or (outputs[0].port.cast and len(outputs[0].casts) != 2):
         return None
-    return known[0], 1 if numbers[0] == 0 else -1
+    return outputs[0], 1 if numbers[0] == 0 else -1

@@ -1,4 +1,4 @@
-"""Recurrent layers of PyTorch, and the Python kernels that trace their steps."""
+"""PyTorch's recurrent layers, and the Python kernels that unroll them when traced."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import torch
 _LAYERS = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
 
 
-#: Recurrent layers, and what PyTorch traces of each: its steps, which takes 6 ms for one of an LSTM.
+#: {recurrent layer: its Python kernels}. Tracing them emits single steps, at 6 ms for a step of an LSTM.
 TRACED_LAYERS = {layer: dict(layer.py_kernels) for layer in _LAYERS}

@@ -1,6 +1,6 @@
-"""The steps of a recurrent layer that is written step by step: what each reads, and whether all are alike.
+"""Analysis of unrolled recurrent layers: what each step reads, and whether the steps form a loop.
 
-``arm_backend_core.nodes.TIMESTEP_SLOT`` tells which operators are in the same place of the steps.
+The metadata ``arm_backend_core.nodes.TIMESTEP_SLOT`` identifies corresponding operators of the steps.
 """
 
 from __future__ import annotations
@@ -23,42 +23,51 @@ _QUANTIZE, _DEQUANTIZE = (
     getattr(torch.ops.quantized_decomposed, name).default for name in ("quantize_per_tensor", "dequantize_per_tensor")
 )
 
-#: Operators by place.
+#: The operators of one step, by slot. A slot is the position of an operator within its step.
 Step = dict[int, Node]
 
 
 class Cast(NamedTuple):
-    """A quantize or dequantize node without its operand."""
+    """A quantize or dequantize operation: a node without its operand."""
 
     target: Any
-    numbers: tuple[Any, ...]
+    args: tuple[Any, ...]
 
     @classmethod
-    def of(cls, node: Node) -> Cast:
-        """That of a node."""
+    def from_node(cls, node: Node) -> Cast:
+        """The cast of a quantize or dequantize node."""
         return cls(node.target, node.args[1:])
 
     @property
     def reverse(self) -> Cast:
-        """The dequantize to a quantize, and the quantize to a dequantize."""
-        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.numbers)
+        """The dequantize that reverses a quantize, and the reverse."""
+        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
 
-class Made(NamedTuple):
-    """What the operator at a place gives, with the casts behind it: in the same step, or that many steps ``back``."""
+class StepValue(NamedTuple):
+    """A value computed by the step itself or by the previous one.
 
-    back: int
-    place: int
+    Attributes:
+        steps_back: 0 for the same step, 1 for the previous one.
+        slot: the slot of its operator.
+        casts: casts after the operator.
+    """
+
+    steps_back: int
+    slot: int
     casts: tuple[Cast, ...]
 
 
 class Slice(NamedTuple):
-    """One of the tensors along ``dim``, another one in each step.
+    """One slice of a tensor along ``dim``, with a different index in each step.
 
     Attributes:
-        number: of those that a step reads.
-        source: what all steps read; integers, where a cast ``before`` follows.
-        cuts: (dimension, begin, end) of the part of the tensor that is read.
+        number: index of the slice among those that a step reads.
+        source: the tensor that all steps read; integers if a cast ``before`` follows.
+        before: casts between ``source`` and the slicing.
+        cuts: (dimension, begin, end) of further slicing.
+        dim: the dimension that is indexed by step.
+        casts: casts of the slice.
     """
 
     number: int
@@ -70,50 +79,62 @@ class Slice(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """What is the same for every step."""
+    """A constant operand, the same for every step."""
 
     target: Any
     args: tuple[Any, ...]
 
 
 class Port(NamedTuple):
-    """What is handed on, to the next call or out of the loop: the integers of a place; real numbers without a cast."""
+    """A value that leaves a step: to the next call (loop-carried) or out of the loop.
 
-    place: int
+    Attributes:
+        slot: the slot of the operator that computes it.
+        cast: the quantize that its integers come from; None for real numbers.
+    """
+
+    slot: int
     cast: Cast | None
 
     @classmethod
-    def of(cls, place: int, casts: Sequence[Cast]) -> Port:
-        """Of a value with casts behind the operator at ``place``."""
-        return cls(place, casts[0] if casts else None)
+    def of(cls, slot: int, casts: Sequence[Cast]) -> Port:
+        """The port of a value that passes ``casts`` after the operator at ``slot``."""
+        return cls(slot, casts[0] if casts else None)
 
 
-def behind(node: Node) -> tuple[Node, tuple[Cast, ...]]:
-    """The operator that a value comes from, and the casts behind that of all numbers alike."""
+def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
+    """Strip per-tensor casts from a value; returns the operator that computes it, and the casts in order."""
     casts: list[Cast] = []
     while (is_quantize(node) or is_dequantize(node)) and len(node.all_input_nodes) == 1 and not node.kwargs:
-        casts.insert(0, Cast.of(node))
+        casts.insert(0, Cast.from_node(node))
         node = node.all_input_nodes[0]
     return node, tuple(casts)
 
 
-def _keeps(casts: Sequence[Cast], source: Any) -> bool:
-    """Whether casts behind what only moves ``source`` change none of its numbers."""
-    return not casts or (is_dequantize(source) and {each.numbers for each in casts} == {Cast.of(source).numbers})
+def _casts_are_exact(casts: Sequence[Cast], source: Any) -> bool:
+    """Whether casts after data movement of ``source`` are exact: they have the parameters of its dequantize."""
+    return not casts or (is_dequantize(source) and {each.args for each in casts} == {Cast.from_node(source).args})
 
 
 def shape_of(node: Any) -> torch.Size:
-    """Of a node's result."""
+    """The shape of a node's result."""
     return cast(torch.Size, node.meta["val"].shape)
 
 
-def leaves(node: Node) -> list[Any]:
-    """Arguments of a node."""
+def argument_leaves(node: Node) -> list[Any]:
+    """The flattened arguments of a node."""
     return pytree.tree_leaves((node.args, node.kwargs))
 
 
-class Result(NamedTuple):
-    """A node of a step that others read: what hands it on, and the casts behind that, the port's own among them."""
+class StepOutput(NamedTuple):
+    """A node of a step that nodes outside of the steps read.
+
+    Attributes:
+        node: the node.
+        step: index of the step.
+        port: the port that carries its value.
+        casts: casts between the port's operator and the node, including the port's own.
+    """
 
     node: Node
     step: int
@@ -121,62 +142,62 @@ class Result(NamedTuple):
     casts: tuple[Cast, ...]
 
 
-class _Irregular(Exception):
-    """Why steps are no loop."""
+class _NotALoop(Exception):
+    """The steps do not form a loop; the message says why."""
 
 
-class Layer:
-    """Steps of a recurrent layer, in the order in which they are computed.
+class UnrolledLayer:
+    """The steps of a recurrent layer, in order of computation, as a loop.
 
     Attributes:
-        steps: operators by place.
-        reads: of each place what the operator reads, the same in every step but the first.
-        start: what the first step reads in place of what the step before hands on, wherever that is read: the same, or
-            constants, as real numbers.
-        constants: nodes of the program that compute from constants alone.
-        results: what is read outside.
+        steps: the steps; each maps slots to operators.
+        reads: {slot: the operator and its operands}, the same in every step except the first.
+        initial_states: {port: operands of the first step in place of the previous step's value, one for each reader}.
+            They are the same, or constants as real numbers.
+        constants: nodes of the program that are computed from constants alone.
+        outputs: nodes of the steps that nodes outside read.
 
     Raises:
-        _Irregular: they are no loop.
+        _NotALoop: the steps do not form a loop.
     """
 
     def __init__(self, steps: list[Step], constants: set[Node]) -> None:
         self.steps, self.constants = steps, constants
-        self._members = {node: (k, place) for k, step in enumerate(steps) for place, node in step.items()}
+        self._members = {node: (k, slot) for k, step in enumerate(steps) for slot, node in step.items()}
         self.reads, second = self._operands(1)
-        self.start: dict[Port, list[Node]] = {}
-        self._first = self._begin()
+        self.initial_states: dict[Port, list[Node]] = {}
+        self._first = self._match_first_step()
         self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
         if len(self._first) != len(second) or set(self._strides) - {1, -1}:
-            raise _Irregular("its slices are not one behind the other")
+            raise _NotALoop("its slices are not consecutive")
         for k in range(2, len(steps)):
             reads, indices = self._operands(k)
-            wanted = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
-            if reads != self.reads or indices != wanted:
-                raise _Irregular(f"step {k} is another one")
-        self.results = list(self._results())
+            expected = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
+            if reads != self.reads or indices != expected:
+                raise _NotALoop(f"step {k} differs")
+        self.outputs = list(self._find_outputs())
 
     def _operands(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
-        """What the operators of a step read, and which of the slices."""
+        """Operands of a step's operators, and the indices of its slices."""
         indices: list[int] = []
-        return {place: self._read(node, k, indices) for place, node in self.steps[k].items()}, indices
+        return {slot: self._read(node, k, indices) for slot, node in self.steps[k].items()}, indices
 
     def _read(self, node: Node, k: int, indices: list[int]) -> list[Any]:
         structure = pytree.tree_structure((node.args, node.kwargs))
-        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in leaves(node))]
+        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in argument_leaves(node))]
 
     def _leaf(self, leaf: Any, k: int, indices: list[int]) -> Any:
         if not isinstance(leaf, Node):
             return leaf
-        root, casts = behind(leaf)
-        step, place = self._members.get(root, (None, -1))
+        root, casts = strip_casts(leaf)
+        step, slot = self._members.get(root, (None, -1))
         if step is not None and step in (k, k - 1):
-            return Made(k - step, place, casts)
+            return StepValue(k - step, slot, casts)
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
             return self._slice(root, casts, indices)
-        raise _Irregular(f"it reads '{root.name}', which is neither the same in each step nor a slice")
+        raise _NotALoop(f"it reads '{root.name}', which is neither the same in each step nor a slice")
 
     def _slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
         source, dim, index = cast(tuple[Node, int, int], root.args)
@@ -185,62 +206,62 @@ class Layer:
         indices.append(index % shape[dim])
         cuts: list[tuple[int, int, int]] = []
         while True:
-            part, between = behind(source)
-            along = cast(int, part.args[1]) % len(shape) if part.target is aten.slice.Tensor else dim
-            if along == dim or len(part.args) != 4 or not _keeps(between, part.args[0]):
+            inner, casts_between = strip_casts(source)
+            axis = cast(int, inner.args[1]) % len(shape) if inner.target is aten.slice.Tensor else dim
+            if axis == dim or len(inner.args) != 4 or not _casts_are_exact(casts_between, inner.args[0]):
                 break
-            begin, end, _ = slice(*cast(Any, part.args[2:])).indices(shape_of(part.args[0])[along])
-            cuts.insert(0, (along - (along > dim), begin, end))
-            source = cast(Node, part.args[0])
-        before = (Cast.of(source),) if is_dequantize(source) else ()
+            start, end, _ = slice(*cast(Any, inner.args[2:])).indices(shape_of(inner.args[0])[axis])
+            cuts.insert(0, (axis - (axis > dim), start, end))
+            source = cast(Node, inner.args[0])
+        before = (Cast.from_node(source),) if is_dequantize(source) else ()
         origin = source.all_input_nodes[0] if before else source
         return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, casts)
 
-    def _begin(self) -> list[int]:
-        """Look at the first step, which may compute with zeros where others read a state."""
+    def _match_first_step(self) -> list[int]:
+        """Match the first step against the others and collect its initial states; returns the indices of its slices."""
         indices: list[int] = []
-        for place, node in self.steps[0].items():
-            target, structure, *wanted = self.reads[place]
-            given = leaves(node)
+        for slot, node in self.steps[0].items():
+            target, structure, *expected = self.reads[slot]
+            operands = argument_leaves(node)
             if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
-                raise _Irregular("its first step is another one")
-            for leaf, read in zip(given, wanted, strict=True):
-                if isinstance(read, Made) and read.back:
-                    self._add_start(read, leaf)
-                elif isinstance(read, Made) and leaf in self.constants:
-                    assert behind(leaf)[0] is self.steps[0][read.place], leaf
+                raise _NotALoop("its first step differs")
+            for leaf, read in zip(operands, expected, strict=True):
+                if isinstance(read, StepValue) and read.steps_back:
+                    self._add_initial_state(read, leaf)
+                elif isinstance(read, StepValue) and leaf in self.constants:
+                    assert strip_casts(leaf)[0] is self.steps[0][read.slot], leaf
                 elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
-                    raise _Irregular("its first step is another one")
+                    raise _NotALoop("its first step differs")
         return indices
 
-    def _add_start(self, read: Made, leaf: Any) -> None:
-        root, casts = behind(leaf)
-        port, count = Port.of(read.place, read.casts), len(read.casts)
+    def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
+        root, casts = strip_casts(leaf)
+        port, count = Port.of(read.slot, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
-                raise _Irregular("its first state is rounded in another way")
+                raise _NotALoop("its initial state is quantized differently")
             for _ in read.casts[1:]:
                 leaf = leaf.args[0]
-        known = self.start.setdefault(port, [])
-        known.append(leaf)
-        told = [None if each in self.constants else behind(each) for each in known]
-        if told.count(told[0]) < len(told):
-            raise _Irregular("its first step reads two states for one")
+        states = self.initial_states.setdefault(port, [])
+        states.append(leaf)
+        sources = [None if each in self.constants else strip_casts(each) for each in states]
+        if sources.count(sources[0]) < len(sources):
+            raise _NotALoop("its first step reads two initial states for one port")
 
-    def _results(self) -> Iterator[Result]:
-        """Nodes of steps that others read."""
-        for member, (k, place) in self._members.items():
-            inside = [member]
-            for node in inside:
-                inside += [user for user in node.users if behind(user)[0] is member]
-            for node in inside:
-                casts = behind(node)[1]
-                if any(user not in self._members and user not in inside for user in node.users):
-                    yield Result(node, k, Port.of(place, casts), casts)
+    def _find_outputs(self) -> Iterator[StepOutput]:
+        """Yield the nodes of steps, or casts of them, that nodes outside read."""
+        for member, (k, slot) in self._members.items():
+            chain = [member]
+            for node in chain:
+                chain += [user for user in node.users if strip_casts(user)[0] is member]
+            for node in chain:
+                casts = strip_casts(node)[1]
+                if any(user not in self._members and user not in chain for user in node.users):
+                    yield StepOutput(node, k, Port.of(slot, casts), casts)
 
     @cached_property
     def sequences(self) -> list[tuple[Slice, int, int]]:
-        """What steps read slices of: one of these, its index in the first step, and what is added from step to step."""
+        """The sequences that steps read slices of: (slice without its position, first index, stride per step)."""
         return list(dict.fromkeys(map(self._sequence, self._slices)))
 
     @property
@@ -248,62 +269,62 @@ class Layer:
         return [read for reads in self.reads.values() for read in reads if isinstance(read, Slice)]
 
     def _sequence(self, read: Slice) -> tuple[Slice, int, int]:
-        plain = read._replace(number=0, cuts=(), casts=())
-        return plain, self._first[read.number], self._strides[read.number]
+        sequence = read._replace(number=0, cuts=(), casts=())
+        return sequence, self._first[read.number], self._strides[read.number]
 
-    def sequence(self, read: Slice) -> int:
-        """The number of the sequence that a slice is of."""
+    def sequence_index(self, read: Slice) -> int:
+        """Index of a slice's sequence in ``sequences``."""
         return self.sequences.index(self._sequence(read))
 
-    def value(self, port: Port) -> torch.Tensor:
-        """Shape and type of what is handed on, without numbers."""
-        made: torch.Tensor = self.steps[1][port.place].meta["val"]
-        return made if port.cast is None else port.cast.target(made, *port.cast.numbers)
+    def port_meta(self, port: Port) -> torch.Tensor:
+        """Fake tensor of a port's value."""
+        result: torch.Tensor = self.steps[1][port.slot].meta["val"]
+        return result if port.cast is None else port.cast.target(result, *port.cast.args)
 
-    def outside(self, node: Node) -> list[Node]:
-        """What reads a node of a step and is in none."""
-        return [user for user in node.users if behind(user)[0] not in self._members]
+    def external_readers(self, node: Node) -> list[Node]:
+        """Readers of a node that belong to no step."""
+        return [user for user in node.users if strip_casts(user)[0] not in self._members]
 
 
-def _operators(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
-    """Operators of steps: by the layer and what computes a step, by place, in program order."""
-    found: dict[tuple[str, str], dict[int, list[Node]]] = {}
+def _operators_by_slot(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
+    """Group operators of steps: {(layer, step function): {slot: operators in program order}}."""
+    operators: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
-        place = node.meta.get(TIMESTEP_SLOT)
-        if place is not None and behind(node)[0] is node:
-            found.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
-    return found
+        slot = node.meta.get(TIMESTEP_SLOT)
+        if slot is not None and strip_casts(node)[0] is node:
+            operators.setdefault(slot[:2], {}).setdefault(slot[2], []).append(node)
+    return operators
 
 
 def count_steps(program: ExportedProgram) -> list[int]:
-    """How many steps are written out, by layer: of all calls of it."""
-    return [max(map(len, places.values())) for places in _operators(program).values()]
+    """Number of unrolled steps of each layer, over all its calls."""
+    return [max(map(len, slots.values())) for slots in _operators_by_slot(program).values()]
 
 
-def layers(program: ExportedProgram) -> Iterator[Layer]:
-    """Recurrent layers whose steps are written out, and that are loops.
+def find_layers(program: ExportedProgram) -> Iterator[UnrolledLayer]:
+    """Yield the unrolled recurrent layers whose steps form a loop.
 
-    Each is looked at when it is asked for: the one before may have been replaced by then.
+    Each is analyzed lazily, because the caller may have replaced the previous one by then.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:
         if node.op == "call_function" and is_constant(node, constants):
             constants.add(node)
-    for places in _operators(program).values():
-        if len({len(nodes) for nodes in places.values()}) == 1:
-            steps = [dict(zip(places, nodes, strict=True)) for nodes in zip(*places.values(), strict=True)]
-            for run in list(_runs(steps)):
-                with suppress(_Irregular):
-                    yield Layer(run, constants)
+    for slots in _operators_by_slot(program).values():
+        if len({len(nodes) for nodes in slots.values()}) == 1:
+            steps = [dict(zip(slots, nodes, strict=True)) for nodes in zip(*slots.values(), strict=True)]
+            for run in list(_split_calls(steps)):
+                with suppress(_NotALoop):
+                    yield UnrolledLayer(run, constants)
 
 
-def _runs(steps: list[Step]) -> Iterator[list[Step]]:
-    """Steps that follow each other; a layer that is called again begins anew."""
+def _split_calls(steps: list[Step]) -> Iterator[list[Step]]:
+    """Split steps into calls of the layer: a step that does not read the previous one starts a new call."""
     begin = 0
     for k in range(1, len(steps) + 1):
-        before = set(steps[k - 1].values())
+        previous = set(steps[k - 1].values())
         if k == len(steps) or not any(
-            behind(x)[0] in before for node in steps[k].values() for x in node.all_input_nodes
+            strip_casts(x)[0] in previous for node in steps[k].values() for x in node.all_input_nodes
         ):
             if k - begin > 2:
                 yield steps[begin:k]

@@ -191,7 +191,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.sram_budget: int | None = None
         self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
         super().__init__(
-            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs, vela=vela.installed()),
+            Target(
+                npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs, vela=vela.installed_release()
+            ),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
 

@@ -13,7 +13,7 @@ from itertools import combinations
 from math import prod
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import Layout, identity, merged
+from arm_backend_core.permutation import Layout, identity, merge_axes
 
 Swap = tuple[tuple[int, int, int], tuple[int, int]]
 """A shape of three dimensions, and the two dimensions that are swapped."""
@@ -42,7 +42,7 @@ def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tu
     )
     if is_single_swap or squeezed[1] == identity(len(axes_above_one)):
         return ((shape, perms),)
-    for sizes, order in (merged(shape, perms), squeezed):
+    for sizes, order in (merge_axes(shape, perms), squeezed):
         path = [(view, SWAP_PERMUTATIONS[axes]) for view, axes in _find_cheapest_swaps(sizes, order, dtype) or ()]
         if path and is_supported_by_vela(*path[0], dtype, source):
             return tuple(path)

@@ -47,7 +47,7 @@ class Npu:
 
 def npus() -> tuple[Npu, ...]:
     """All NPUs that the installed Vela compiles for."""
-    parsed = (name.rsplit("-", 1) for name in vela.offer().accelerators)
+    parsed = (name.rsplit("-", 1) for name in vela.query_capabilities().accelerators)
     return tuple(Npu(family, int(macs)) for family, macs in parsed)
 
 
@@ -92,7 +92,7 @@ def npu(target: str) -> Npu:
 
 def shipped_configs() -> tuple[str, ...]:
     """Configuration files that Vela ships, as ``Arm/vela.ini``."""
-    folder = Path(vela.offer().config_files)
+    folder = Path(vela.query_capabilities().config_files)
     return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.ini")))
 
 
@@ -105,7 +105,7 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     if not isinstance(config_ini, (str, os.PathLike)):
         raise ValueError(_format_error("config_ini", config_ini, "it must be a path", shipped_configs()))
     name = os.fspath(config_ini)
-    candidates = (Path(vela.offer().config_files) / name, Path(name).expanduser().absolute())
+    candidates = (Path(vela.query_capabilities().config_files) / name, Path(name).expanduser().absolute())
     for path in candidates if name in shipped_configs() else candidates[::-1]:
         if path.is_file():
             if path.suffix != ".ini":
@@ -213,9 +213,9 @@ def _try_configure(
     argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
     try:
         configuration = vela.configure(argv)
-    except vela.RefusedFlags as error:
+    except vela.InvalidFlagsError as error:
         raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
-    except vela.RefusedConfiguration as error:
+    except vela.InvalidConfigurationError as error:
         return _explain_u55(target, str(error))
     # Vela places the activations of an Ethos-U55 in DRAM if the system configuration has one. DRAM is behind the
     # second AXI port, which is read-only on the U55.

@@ -1,1 +1,1 @@
-"""Processes of their own for native tools that may crash: Vela, the reference model; how the converter is found."""
+"""Worker processes for native tools that may crash (Vela, the reference model), and the model converter's driver."""

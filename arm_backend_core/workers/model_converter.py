@@ -1,4 +1,4 @@
-"""The ML SDK model converter: where it is, which flags it takes, how it is run."""
+"""Driver of the ML SDK model converter: locate it, validate its flags, run it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _RESERVED = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--he
 
 
 def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
-    """Flags as separate words; an entry may hold a flag and its value (``"--type-narrowing full"``).
+    """Split flags into words; an entry may hold a flag and its value (``"--type-narrowing full"``).
 
     Raises:
-        ValueError: not a list of strings, or a flag that decides where and what is written.
+        ValueError: ``flags`` is not a list of strings, or contains a flag that sets the input, the output or its kind.
     """
     if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
         raise ValueError(f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']")
@@ -39,11 +39,11 @@ def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
     return words
 
 
-def converter() -> str:
-    """Path of the model converter: ``MODEL_CONVERTER_PATH``, the installed package's, or the one on ``PATH``.
+def find_converter() -> str:
+    """Find the model converter: ``MODEL_CONVERTER_PATH``, the installed package, or ``PATH``; returns its path.
 
     Raises:
-        ArmBackendError: there is none.
+        ArmBackendError: it is not found.
     """
     if explicit := os.environ.get("MODEL_CONVERTER_PATH"):
         if not os.access(explicit, os.X_OK) or not os.path.isfile(explicit):
@@ -55,37 +55,39 @@ def converter() -> str:
         binary = Path(package.origin).parent / "binaries" / "bin" / f"{_NAME}{suffix}"
         if os.access(binary, os.X_OK):
             return str(binary)
-    found = shutil.which(_NAME)
-    if found is None:
+    path = shutil.which(_NAME)
+    if path is None:
         raise ArmBackendError(f"The VGF target needs Arm's model converter, which is not installed. {_INSTALL}")
-    return found
+    return path
 
 
 def check_converter(flags: tuple[str, ...] = ()) -> None:
-    """Check that the model converter is there, is recent enough and knows ``flags``.
+    """Check that the model converter is installed, is recent enough and accepts ``flags``.
 
     Raises:
         ArmBackendError: it is missing, too old, or does not start.
-        ValueError: it does not take a flag.
+        ValueError: it does not accept a flag.
     """
-    _check(converter(), flags)
+    _check(find_converter(), flags)
 
 
 @lru_cache(maxsize=16)
 def _check(executable: str, flags: tuple[str, ...]) -> None:
     try:
-        # The flags are parsed before the version is printed: an answer means that they are known.
-        result = run([executable, *flags, "--version"], timeout=60)
+        # The converter parses flags before it prints the version, so success means that they are valid.
+        result = run_converter([executable, *flags, "--version"], timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ArmBackendError(f"The model converter '{executable}' does not start: {error}. {_INSTALL}") from None
     if result.returncode != 0:
         message = result.stderr.decode(errors="replace").strip().splitlines()
         if flags:
             problem = message[0] if message else describe_exit(result.returncode)
-            known = re.findall(r"--[a-z][a-z-]+", run([executable, "--help"], timeout=60).stdout.decode())
-            allowed = sorted(set(known) - set(_RESERVED))
-            unknown = [flag for flag in flags if flag not in known]
-            nearest = [match for flag in unknown for match in get_close_matches(flag, known, 1)]
+            known_flags = re.findall(
+                r"--[a-z][a-z-]+", run_converter([executable, "--help"], timeout=60).stdout.decode()
+            )
+            allowed = sorted(set(known_flags) - set(_RESERVED))
+            unknown = [flag for flag in flags if flag not in known_flags]
+            nearest = [match for flag in unknown for match in get_close_matches(flag, known_flags, 1)]
             hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
             raise ValueError(
                 f"compiler_flags={list(flags)}: the model converter refuses them: {problem}.{hint} "
@@ -98,16 +100,16 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
         version = str(json.loads(result.stdout)["version"])
         numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:3])
     except (ValueError, KeyError, TypeError):
-        raise ArmBackendError(f"The model converter '{executable}' does not tell its version. {_INSTALL}") from None
+        raise ArmBackendError(f"The model converter '{executable}' does not report its version. {_INSTALL}") from None
     if numbers < _OLDEST:
         raise ArmBackendError(f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}")
 
 
-def run(command: list[str], timeout: float | None) -> subprocess.CompletedProcess[bytes]:
-    """Run the converter with the libraries that ``MODEL_CONVERTER_LIB_DIR`` names first.
+def run_converter(command: list[str], timeout: float | None) -> subprocess.CompletedProcess[bytes]:
+    """Run the converter with ``MODEL_CONVERTER_LIB_DIR`` first in the library path.
 
     Raises:
-        subprocess.TimeoutExpired: it took more than ``timeout`` seconds.
+        subprocess.TimeoutExpired: it ran for more than ``timeout`` seconds.
     """
     environment = dict(os.environ)
     if libraries := environment.get("MODEL_CONVERTER_LIB_DIR"):

@@ -1,4 +1,4 @@
-"""The process that Arm's reference model runs in; ``worker.py`` starts this file as a script."""
+"""Worker script of Arm's TOSA reference model; ``worker.Worker`` starts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from arm_backend_core.workers.serving import serve
 
 
 def _run(*arguments: Any) -> tuple[list[Any], str]:
-    """The outputs and the name of the status that the graph ended with."""
+    """Run the reference model; returns the outputs and the name of the graph's final status."""
     import tosa_reference_model
 
     outputs, status = tosa_reference_model.run(*arguments)
@@ -17,7 +17,7 @@ def _run(*arguments: Any) -> tuple[list[Any], str]:
 
 
 def _prepare() -> None:
-    os.environ["PATH"] = ""  # where an operator fails, it would have gdb write a backtrace, which takes seconds
+    os.environ["PATH"] = ""  # otherwise a failing operator starts gdb for a backtrace, which takes seconds
     import tosa_reference_model  # noqa: F401
 
 

@@ -1,7 +1,7 @@
-"""The other side of ``worker.Worker``: what a process that it starts does.
+"""Request loop of a worker process, the counterpart of ``worker.Worker``.
 
-Requests and replies are pickles behind an 8-byte length, on the standard input and output that the process was
-started with. What is printed goes to the standard error, which is the worker's log.
+Requests and replies are pickles with an 8-byte length prefix, on the process's original standard input and output.
+Printed text goes to standard error, which is the worker's log.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _LENGTH = struct.Struct("<Q")
 
 
 def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], object]) -> None:
-    """Answer requests until the other end closes.
+    """Serve requests until the parent closes the pipe.
 
     Args:
-        functions: by the names of requests; of another name, the function of a module (``package.module:function``).
-        prepare: called before the first request; does what takes time. A failed import is left to the request.
+        functions: {name of a request: its function}. Another name is resolved as ``package.module:function``.
+        prepare: called before the first request, for slow imports. An ImportError is ignored; the request raises it.
     """
     requests: BinaryIO = os.fdopen(os.dup(0), "rb")
     replies: BinaryIO = os.fdopen(os.dup(1), "wb")
@@ -32,7 +32,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        # A crash is expected and reported; it must not fill the user's folder with core files.
+        # Crashes are expected and reported; they must not leave core files in the user's folder.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import ctypes
 
@@ -46,7 +46,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
         sys.stdout.flush()
         sys.stderr.flush()
         if libc is not None:
-            libc.fflush(None)  # native code prints through C's buffers
+            libc.fflush(None)  # native code prints through C stdio buffers
         with contextlib.suppress(BrokenPipeError):
             send(replies, reply)
 
@@ -56,7 +56,7 @@ def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments
     try:
         return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)
     except (Exception, SystemExit) as error:
-        # Vela's errors carry their sentence in an attribute; str() of them is a repr.
+        # Vela's errors hold their message in an attribute; their str() is a repr.
         message = str(getattr(error, "error_msg", error))
         return "error", type(error).__name__, message, getattr(error, "detail", ())
 
@@ -65,7 +65,7 @@ def receive(stream: IO[bytes]) -> Any:
     """The next message, or None at the end of the stream.
 
     Raises:
-        EOFError: the stream ends within the message.
+        EOFError: the stream ends inside a message.
     """
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
@@ -78,7 +78,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def send(stream: IO[bytes], message: Any) -> None:
-    """Write a message, all of it."""
+    """Write a message and flush the stream."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(_LENGTH.pack(len(data)))
     stream.write(data)

@@ -1,4 +1,4 @@
-"""Vela's services, by way of the worker process: what it offers, its command line, its compiler."""
+"""Vela client: capabilities, command-line check and compiler, through the worker process."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
-#: Major and minor number of a version: what behaviour depends on.
+#: Major and minor version; behaviour depends on these.
 Release = tuple[int, int]
-#: The releases that are known: of another one it is not known which graphs it compiles to something else.
+#: Supported releases. For other releases, it is unknown which graphs they miscompile.
 RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
 PACKAGE = "ethos-u-vela"
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
-#: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
-_QUESTION_SECONDS = 120.0
+#: Seconds. A query takes milliseconds; start-up on a loaded machine may take seconds.
+_QUERY_TIMEOUT = 120.0
 
 
-class RefusedFlags(ValueError):
-    """Vela's argument parser refused a flag. ``flags``: the option strings that it knows."""
+class InvalidFlagsError(ValueError):
+    """Vela's argument parser rejected a flag. ``flags``: the option strings that it accepts."""
 
     def __init__(self, message: str, flags: tuple[str, ...]) -> None:
         super().__init__(message)
         self.flags = flags
 
 
-class RefusedConfiguration(ValueError):
-    """Vela refused the combination of accelerator, system configuration and memory mode."""
+class InvalidConfigurationError(ValueError):
+    """Vela rejected the combination of accelerator, system configuration and memory mode."""
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What the installed Vela has: accelerator names, and the folder of its configuration files."""
+class VelaCapabilities:
+    """Capabilities of the installed Vela: accelerator names, and the folder of its configuration files."""
 
     accelerators: tuple[str, ...]
     config_files: str
@@ -45,16 +45,16 @@ class Offer:
 
 @dataclass(frozen=True)
 class Configuration:
-    """What Vela's command line hands to its C++ core.
+    """Configuration that Vela's command line passes to its C++ core.
 
     Attributes:
-        accelerator: the core's name of the NPU, for example ``EthosU55``.
-        system_config: text with MACs, the names chosen, and the configuration file.
-        options: text with the compiler's options.
+        accelerator: the NPU's name in the C++ core, for example ``EthosU55``.
+        system_config: text with MACs, the names of system configuration and memory mode, and the configuration file.
+        options: text with the compiler options.
         core_clock: Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
         const_memory: memory that holds the constants, for example ``OffChipFlash``.
-        arena_cache_size: bytes of SRAM granted; equal to ``address_space`` when there is no limit.
+        arena_cache_size: bytes of SRAM available; equal to ``address_space`` when there is no limit.
         address_space: bytes that the NPU can address.
     """
 
@@ -82,30 +82,31 @@ def version() -> str:
     try:
         return _version_of(PACKAGE)
     except PackageNotFoundError:
-        raise ArmBackendError(_missing(f"no package {PACKAGE}")) from None
+        raise ArmBackendError(_missing_message(f"no package {PACKAGE}")) from None
 
 
-def installed() -> Release:
-    """The release of the installed Vela: workarounds, alternative forms and recorded figures depend on it.
+def installed_release() -> Release:
+    """The release of the installed Vela; workarounds, alternatives and recorded estimates depend on it.
 
     Raises:
-        ArmBackendError: Vela is not installed, or in a release that is not supported. A newer one is refused too:
-            which of Vela's bugs it has is not known, and a program with one computes something else without an error.
+        ArmBackendError: Vela is not installed, or its release is not supported. Newer releases are refused too, because
+            their bugs are unknown and a miscompiled program gives wrong results without an error.
     """
     text = version()
-    found = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
+    installed = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
     for release in RELEASES:
-        if found == release:
+        if installed == release:
             return release
     (major, minor), (last_major, last_minor) = min(RELEASES), max(RELEASES)
     raise ArmBackendError(
-        f"Vela {text} is installed, and supported are {' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
+        f"Vela {text} is not supported; supported releases are "
+        f"{' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
         "other versions may compile graphs to wrong programs. Install one of these with: "
         f"pip install '{PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}'"
     )
 
 
-def _missing(reason: str) -> str:
+def _missing_message(reason: str) -> str:
     return (
         f"Vela, the compiler for Ethos-U, cannot be imported ({reason}). "
         "Install it with: pip install 'arm-recipes[ethosu]'"
@@ -113,50 +114,50 @@ def _missing(reason: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def offer() -> Offer:
-    """What the installed Vela has.
+def query_capabilities() -> VelaCapabilities:
+    """Query the capabilities of the installed Vela.
 
     Raises:
-        ArmBackendError: Vela is not installed, in a release that is not supported, or does not start.
+        ArmBackendError: Vela is not installed, its release is not supported, or it does not start.
     """
-    installed()
-    answer = _ask("describe")
-    return Offer(tuple(answer["accelerators"]), answer["config_files"])
+    installed_release()
+    answer = _query("describe")
+    return VelaCapabilities(tuple(answer["accelerators"]), answer["config_files"])
 
 
 def configure(argv: tuple[str, ...]) -> Configuration:
-    """Have Vela's command line check and translate ``argv`` (without the network's name).
+    """Check ``argv`` with Vela's command line and translate it to a configuration (``argv`` without the network).
 
     Raises:
-        RefusedFlags: the argument parser refused it.
-        RefusedConfiguration: Vela refused the configuration.
+        InvalidFlagsError: the argument parser rejected a flag.
+        InvalidConfigurationError: Vela rejected the configuration.
         ArmBackendError: Vela is not installed or does not start.
     """
-    return Configuration(**_ask("configure", list(argv)))
+    return Configuration(**_query("configure", list(argv)))
 
 
 def compile_tosa(
-    flatbuffer: bytes, configuration: Configuration, timeout: float | None, request: str = "compile", *more: str
+    flatbuffer: bytes, configuration: Configuration, timeout: float | None, request: str = "compile", *extra: str
 ) -> tuple[Any, str]:
-    """Compile; returns the answer of ``vela_process.compile_tosa`` (or ``request``) and what the compiler printed.
+    """Compile a flatbuffer; returns the answer of ``vela_process.compile_tosa`` (or ``request``) and printed text.
 
     Raises:
-        WorkerError: the compiler refused the flatbuffer.
-        WorkerDied: it crashed or took longer than ``timeout`` seconds.
+        WorkerError: Vela refused the flatbuffer.
+        WorkerDied: Vela crashed or took longer than ``timeout`` seconds.
     """
     arguments = (flatbuffer, configuration.accelerator, configuration.system_config, configuration.options)
-    reply = _worker.call(request, *arguments, *more, timeout=timeout)
+    reply = _worker.call(request, *arguments, *extra, timeout=timeout)
     return reply.value, reply.log
 
 
-def _ask(name: str, *arguments: Any) -> Any:
+def _query(name: str, *arguments: Any) -> Any:
     try:
-        return _worker.call(name, *arguments, timeout=_QUESTION_SECONDS).value
+        return _worker.call(name, *arguments, timeout=_QUERY_TIMEOUT).value
     except WorkerError as error:
         if error.kind == "FlagError":
-            raise RefusedFlags(error.message, tuple(error.detail[0])) from None
+            raise InvalidFlagsError(error.message, tuple(error.detail[0])) from None
         if error.kind in ("ImportError", "ModuleNotFoundError"):
-            raise ArmBackendError(_missing(error.message)) from None
-        raise RefusedConfiguration(error.message) from None
+            raise ArmBackendError(_missing_message(error.message)) from None
+        raise InvalidConfigurationError(error.message) from None
     except WorkerDied as death:
         raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None

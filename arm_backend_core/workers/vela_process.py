@@ -1,6 +1,6 @@
-"""The process that Vela runs in.
+"""Worker script of Vela; ``worker.Worker`` starts it.
 
-``worker.py`` starts this file as a script. It imports no torch, so that it is ready in a third of a second.
+It does not import torch, so it is ready in 0.3 s.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ONLY_PRINTS = "a flag only prints something and does not compile"
 
 
 class FlagError(Exception):
-    """Vela's argument parser refused the flags. ``flags``: the option strings that it knows."""
+    """Vela's argument parser rejected the flags. ``flags``: the option strings that it accepts."""
 
     def __init__(self, message: str, flags: list[str]) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class FlagError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Vela's parser, made to raise where it would leave the process."""
+    """Argument parser for Vela that raises ``FlagError`` instead of exiting the process."""
 
     last: _Parser | None = None
 
@@ -41,7 +41,7 @@ class _Parser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         try:
             return super()._get_value(action, arg_string)
-        except KeyError:  # Vela's types look names up in an enum
+        except KeyError:  # Vela's argument types look up names in an enum
             names = [item.name if isinstance(item, Enum) else str(item) for item in action.choices or ()]
             raise argparse.ArgumentError(
                 action, f"invalid choice: {arg_string!r} (choose from {', '.join(names)})"
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def describe() -> dict[str, Any]:
-    """What the installed Vela offers: accelerator names and its folder of configuration files."""
+    """Capabilities of the installed Vela: accelerator names and the folder of its configuration files."""
     from ethosu.vela import architecture_features
 
     return {
@@ -59,7 +59,7 @@ def describe() -> dict[str, Any]:
 
 
 def configure(argv: list[str]) -> dict[str, Any]:
-    """Let Vela's own command line turn ``argv`` into what its C++ core takes, without compiling anything."""
+    """Translate ``argv`` with Vela's command line to the arguments of its C++ core, without compiling."""
     from ethosu.vela import vela
 
     captured: dict[str, Any] = {}
@@ -76,18 +76,18 @@ def configure(argv: list[str]) -> dict[str, Any]:
             address_space=int(arch.max_address_offset),
         )
 
-    # This process is ours. Vela's entry point is kept; only its last step, the compilation, is replaced.
+    # Patching is safe because the process runs nothing else. Only Vela's last step, the compilation, is replaced.
     vela.process_regor = capture
     vela.argparse = types.SimpleNamespace(**{**vars(argparse), "ArgumentParser": _Parser})
     vela.main(["network.tosa", *argv])
     if not captured:
-        known = sorted(_Parser.last._option_string_actions) if _Parser.last else []
-        raise FlagError(_ONLY_PRINTS, known)
+        known_flags = sorted(_Parser.last._option_string_actions) if _Parser.last else []
+        raise FlagError(_ONLY_PRINTS, known_flags)
     return captured
 
 
 def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, options: str) -> dict[str, Any]:
-    """Compile with Vela's C++ core; returns plain data only."""
+    """Compile with Vela's C++ core; returns only built-in types, which unpickle without Vela."""
     from ethosu import regor
 
     model = regor.compile(accelerator, flatbuffer, "TOSA", system_config, options=options, verbose=False)

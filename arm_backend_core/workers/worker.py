@@ -1,8 +1,8 @@
-"""One reusable process for native compilers that may crash.
+"""Worker process: one reusable process for native compilers that may crash.
 
-The process is a script of its own, started on first use with the parent's module search path. The user's
-``__main__`` is never imported again, so this works in notebooks, under pytest and without an
-``if __name__`` guard.
+The process runs a separate script, started on first use with the parent's module search path. Unlike
+``multiprocessing``, it does not import the user's ``__main__`` again, so it works in notebooks, under pytest and
+without an ``if __name__`` guard.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from arm_backend_core.workers.serving import receive, send
 
 
 class WorkerDied(Exception):
-    """The process ended while it worked on a request.
+    """The worker process ended during a request.
 
     Attributes:
         description: how it ended, for example ``crashed with SIGSEGV`` or ``ended with exit code 1``.
-        log: what it had printed.
+        log: text that it had printed.
     """
 
     def __init__(self, description: str, log: str) -> None:
@@ -38,13 +38,13 @@ class WorkerDied(Exception):
 
 
 class WorkerError(Exception):
-    """The request raised an exception in the process, which lives on.
+    """The request raised an exception in the worker process, which keeps running.
 
     Attributes:
         kind: class name of the exception.
         message: its text.
         detail: further arguments of the exception.
-        log: what was printed.
+        log: text printed during the request.
     """
 
     def __init__(self, kind: str, message: str, detail: tuple[Any, ...], log: str) -> None:
@@ -57,18 +57,18 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of a request, and what the process printed during it."""
+    """The result of a request, and the text printed during it."""
 
     value: Any
     log: str
 
 
 class Worker:
-    """A process that answers one request at a time; threads wait for each other.
+    """A process that serves one request at a time; a lock serializes threads.
 
     Args:
         script: Python file that reads requests from its standard input and answers on its standard output,
-            each a pickle behind an 8-byte little-endian length.
+            each a pickle with an 8-byte little-endian length prefix.
     """
 
     def __init__(self, script: Path) -> None:
@@ -96,11 +96,11 @@ class Worker:
         """Run request ``name`` and wait for the answer.
 
         Args:
-            timeout: seconds after which the process is killed; None waits for ever.
+            timeout: seconds after which the process is killed; None waits forever.
 
         Raises:
             WorkerError: the request raised.
-            WorkerDied: the process crashed, left, or was killed for exceeding ``timeout``.
+            WorkerDied: the process crashed, exited, or exceeded ``timeout`` and was killed.
         """
         with self._lock:
             self.prestart()
@@ -116,7 +116,7 @@ class Worker:
                 description = f"did not finish within {timeout:g} s" if expired.is_set() else None
                 raise self._death(description) from None
             except BaseException:
-                # Interrupted half way: the answer to this request must not be taken for the next one's.
+                # Interrupted: the pending reply must not be read as the reply to the next request.
                 self.close()
                 raise
             finally:
@@ -127,7 +127,7 @@ class Worker:
         raise WorkerError(reply[1], reply[2], reply[3], log)
 
     def close(self) -> None:
-        """End the process, if there is one. The next call starts a fresh one."""
+        """Kill the process, if there is one. The next call starts a new one."""
         with self._lock:
             process, log, self._process, self._log = self._process, self._log, None, None
             if process is not None:
@@ -141,16 +141,16 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        # Both processes share the file's position: the child rewinds it before each request.
+        # Both processes share the file offset; the child rewinds it before each request.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
-            # -P: the script's folder has modules named like the tools they drive.
+            # -P keeps the script's folder off sys.path: its modules are named like the tools that they drive.
             [sys.executable, "-P", str(self._script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=environment(),
-            # Ctrl-C in a notebook is for the parent alone.
+            env=child_environment(),
+            # A new session, so that Ctrl-C in a notebook reaches only the parent.
             start_new_session=True,
         )
 
@@ -171,7 +171,7 @@ class Worker:
 
     def _death(self, description: str | None) -> WorkerDied:
         assert self._process is not None
-        # The pipe closes before the process is gone; one that closed it and lives on is useless as well.
+        # The pipe closes before the process has exited. A process that closed it and keeps running is killed.
         try:
             code = self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -187,11 +187,11 @@ class Worker:
         return self._log.read().decode(errors="replace").strip()
 
     def _forget(self) -> None:
-        """In a forked child: the process belongs to the parent; drop it without ending it."""
+        """Drop the process in a forked child, without killing it: it belongs to the parent."""
         self._lock = threading.RLock()
         process, log, self._process, self._log = self._process, self._log, None, None
         if process is not None:
-            process.returncode = 0  # no child of ours: nothing to wait for
+            process.returncode = 0  # not a child of this process, so there is nothing to wait for
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     os.close(stream.fileno())
@@ -201,15 +201,15 @@ class Worker:
             log.close()
 
 
-def environment() -> dict[str, str]:
-    """For another Python: it finds the modules of this one, but the standard library's before the user's files."""
+def child_environment() -> dict[str, str]:
+    """Environment of a child Python: the same module search path, with the standard library before the user's files."""
     library = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
     entries = sorted((path or os.getcwd() for path in sys.path), key=lambda path: path not in library)
     return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, from its return code (negative: the signal's number)."""
+    """Describe how a process ended, from its return code (negative: number of a signal)."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

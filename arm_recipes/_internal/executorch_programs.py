@@ -85,11 +85,11 @@ def restore_handles(program: ExportedProgram) -> None:
 
 def _restore(graph: Graph) -> dict[int, set[int]]:
     """Returns handles of the program by what nodes had in their place."""
-    from arm_backend_core.nodes import handle_of
+    from arm_backend_core.nodes import debug_handle_of
 
     restored: dict[int, set[int]] = {}
     for node in graph.nodes:
-        before, handle = node.meta.pop("debug_handle", None), handle_of(node)
+        before, handle = node.meta.pop("debug_handle", None), debug_handle_of(node)
         if handle is not None:
             node.meta["debug_handle"] = handle
             restored.setdefault(before, set()).add(handle)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
+from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 
 Metric = Callable[[Any, Any], Any]
 
@@ -101,7 +101,7 @@ def flat_labels(labels: Any) -> Tensor:
         raise ValueError(
             f"labels: must be integers, one for each item, in a list, an array or a tensor: {error}"
         ) from error
-    if kind_of(flat.dtype) not in COUNTABLE:
+    if kind_of(flat.dtype) not in INTEGER_OR_BOOL:
         raise ValueError(f"labels: must be integers, numbers of classes; got {flat.dtype}: use metric= for other tasks")
     return flat.long().cpu()
 

@@ -17,12 +17,12 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.delegate import prepared
-from arm_backend_core.insert_delegates import Part
+from arm_backend_core.delegate import prepare_program
+from arm_backend_core.insert_delegates import Partition
 from arm_backend_core.nodes import is_dequantize, is_float, is_quantize, operator_name
 from arm_backend_core.ops.operands import Tensor as Lowered
 from arm_backend_core.permutation import Layout, inverse
-from arm_backend_core.program import copied
+from arm_backend_core.program import copy_program
 from arm_backend_core.quantization.diagnostics.error_metrics import Grid
 from arm_backend_core.selection import Selection, select
 from arm_backend_core.tosa import passes, reference
@@ -99,12 +99,12 @@ def taps(
     Returns:
         a ``Taps`` for each delegate in the order of the records, and why one has none.
     """
-    program, names = copied(program), frozenset(wanted)
+    program, names = copy_program(program), frozenset(wanted)
     simplify_call(program)
     spec = partitioner.compile_spec
     with events.record():
-        selection = select(prepared(program, spec.target), spec.target, partitioner.keep_on_cpu)
-        parts = {part.name: part for part in selection.parts()}
+        selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
+        parts = {part.name: part for part in selection.partitions()}
         extended = {name: _extended(part, selection, names) for name, part in parts.items()}
         graphs = dict(zip(extended, selection.graphs(extended.values()), strict=True))
     found, notes = [], []
@@ -122,7 +122,8 @@ def taps(
             notes.append(f"layers of '{record.name}' are PyTorch's: {type(error).__name__}: {error}")
             continue
         entries = tuple(
-            (node.name, selection.walk.entry(node)[1]) if node.name in names else None for node in part.inputs
+            (node.name, selection.lowering.boundary_value(node)[1]) if node.name in names else None
+            for node in part.inputs
         )
         results = tuple(node.name if node.name in names else None for node in part.outputs)
         kinds = tuple((value.dtype.value, value.shape) for value in graph.inputs)
@@ -131,7 +132,7 @@ def taps(
     return found, notes
 
 
-def _extended(part: Part, selection: Selection, names: frozenset[str]) -> Part:
+def _extended(part: Partition, selection: Selection, names: frozenset[str]) -> Partition:
     """The part with what is wanted of its results as outputs, behind those that it has."""
     more = [node for node in part.nodes if node.name in names and node not in part.outputs]
     return replace(part, outputs=[*part.outputs, *(node for node in more if _can_leave(node, selection))])
@@ -139,8 +140,8 @@ def _extended(part: Part, selection: Selection, names: frozenset[str]) -> Part:
 
 def _can_leave(node: Node, selection: Selection) -> bool:
     """Whether a node's result is a tensor of the graph: integers that it is quantized to, or real numbers."""
-    result = selection.walk.results.get(node)
-    if not isinstance(result, Lowered) or result.value.data is not None or selection.walk.is_internal(node):
+    result = selection.lowering.results.get(node)
+    if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
         return False
     return is_quantize(node) or (is_float(node) and not is_dequantize(node) and result.value.dtype.is_float)
 

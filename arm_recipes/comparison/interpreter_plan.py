@@ -20,7 +20,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
@@ -35,7 +35,7 @@ from arm_backend_core.nodes import (
 )
 from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.ops.loops import LOOP_OUT
-from arm_backend_core.program import constants_of, copied, drop_assertions, inputs_of, store_of
+from arm_backend_core.program import constants_of, copy_program, drop_assertions, store_of, user_inputs
 from arm_backend_core.quantization.diagnostics.error_metrics import Grid
 
 _USER = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
@@ -141,9 +141,9 @@ class Plan:
         Raises:
             NoPlan: it has loops, or operators that are no more than a graph.
         """
-        program = copied(program)
+        program = copy_program(program)
         inline_higher_order_ops(program.graph_module, constants_of(program))
-        program = functional(program)
+        program = functionalize_program(program)
         drop_assertions(program)
         return _plan(program, floats or {})
 
@@ -176,7 +176,7 @@ def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Plan:
             writes[buffers[str(spec.target)]] = result.name
         elif spec.kind in _USER:
             outputs.append(Ref(result.name) if isinstance(result, Node) else result)
-    given = [node.name for node in inputs_of(program) if isinstance(node.meta.get("val"), Tensor)]
+    given = [node.name for node in user_inputs(program) if isinstance(node.meta.get("val"), Tensor)]
     return Plan(steps, given, held, real, outputs, writes, _rows(program, real))
 
 

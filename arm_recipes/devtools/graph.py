@@ -10,8 +10,8 @@ from torch._ops import OpOverload
 from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Interpreter, Node
 
-from arm_backend_core.nodes import handle_of, number
-from arm_backend_core.program import copied, store_of
+from arm_backend_core.nodes import assign_debug_handles, debug_handle_of
+from arm_backend_core.program import copy_program, store_of
 from arm_recipes._internal.executorch_programs import simplify_call
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
     program = _with_buffers(program)
     simplify_call(program)
     program._example_inputs = None  # which have what is constant in the program
-    number(program.graph, 1)
+    assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
-        handle = handle_of(node)
+        handle = debug_handle_of(node)
         node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
         if handle is not None:
             node.meta["debug_handle"] = handle
@@ -38,7 +38,7 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
 
 def _with_buffers(program: ExportedProgram) -> ExportedProgram:
     """A copy with buffers of its own: a run may write them."""
-    program = copied(program)
+    program = copy_program(program)
     for name in program.graph_signature.inputs_to_buffers.values():
         store = store_of(program, name)
         store[name] = store[name].detach().clone()

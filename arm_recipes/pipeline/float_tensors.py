@@ -41,14 +41,14 @@ def float_reference(
     """What to keep of an export."""
     import torch
 
-    from arm_backend_core.program import written
+    from arm_backend_core.program import mutated_buffers
 
     lowering = recipe.lowering_recipe
     given = (lowering.partitioners if lowering is not None else None) or []
     versions, states = {}, {}
     for method, program in programs.items():
         original = originals.get(method)
-        changing = written(program)
+        changing = mutated_buffers(program)
         tables = {**program.state_dict, **program.constants}
         states[method] = {name: tables[name].detach().clone() for name in changing}
         found = tables

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from arm_backend_core.program import Identity, identity, written
+from arm_backend_core.program import TensorIdentity, mutated_buffers, tensor_identity
 from arm_recipes._internal.messages import ExportError
 
 if TYPE_CHECKING:
@@ -44,20 +44,20 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     Raises:
         ExportError: a method reads a buffer that another one writes, which would be a constant in it.
     """
-    writers: dict[Identity, list[str]] = {}
+    writers: dict[TensorIdentity, list[str]] = {}
     for method, program in programs.items():
-        for name in written(program):
-            writers.setdefault(identity(_store(program, name)[name]), []).append(method)
+        for name in mutated_buffers(program):
+            writers.setdefault(tensor_identity(_store(program, name)[name]), []).append(method)
     shared = False
-    taken: dict[str, Identity] = {}
-    names: dict[Identity, str] = {}
+    taken: dict[str, TensorIdentity] = {}
+    names: dict[TensorIdentity, str] = {}
     for method, program in programs.items():
         renamed = {}
         for spec in program.graph_signature.input_specs:
             if spec.kind not in _HELD:
                 continue
             name = str(spec.target)
-            key = identity(_store(program, name)[name])
+            key = tensor_identity(_store(program, name)[name])
             if key not in writers:
                 continue
             if method not in writers[key]:

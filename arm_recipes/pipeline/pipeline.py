@@ -24,7 +24,7 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
-from arm_backend_core.program import inputs_of
+from arm_backend_core.program import user_inputs
 from arm_recipes._internal.error_location import describe, is_told
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
@@ -44,7 +44,7 @@ from arm_recipes.stages.quantize import FastQuantizeStage, Original
 from arm_recipes.stages.train import TrainingQuantizeStage
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import Rejected
+    from arm_backend_core.events import Rejection
 
 
 #: What a stage does to the methods, for messages.
@@ -218,7 +218,7 @@ class Pipeline:
             methods = ", ".join(f"'{name}'" for name in self._models)
             raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
 
-    def artifact(self, rejected: list[Rejected], notes: list[str]) -> Artifact:
+    def artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
         """The program with its report; ``notes`` come before those of the stages."""
         from arm_recipes.stages.edge.check_kernels import not_runnable
 
@@ -286,13 +286,13 @@ class Pipeline:
         return with_shared_state(config or ExecutorchBackendConfig())
 
     def _keep_programs(self) -> None:
-        from arm_backend_core.nodes import number
-        from arm_backend_core.program import copied
+        from arm_backend_core.nodes import assign_debug_handles
+        from arm_backend_core.program import copy_program
         from arm_recipes.stages.edge.equal_rows import arrange_rows
 
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
-        copies = {name: copied(program) for name, program in self._programs.items()}
+        copies = {name: copy_program(program) for name, program in self._programs.items()}
         for name, program in copies.items():
             _check_outputs(name, program)
             self._out_specs[name] = program.call_spec.out_spec
@@ -300,7 +300,7 @@ class Pipeline:
             for constant, value in pattern.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
-            number(program.graph, 1)
+            assign_debug_handles(program.graph, 1)
         self._shares_state = name_state(copies)
         if self._shares_state:
             arrange_rows(copies, self._recipe)
@@ -338,7 +338,7 @@ class Pipeline:
         warn(text)
 
     def _snapshot(self, manager: EdgeProgramManager) -> None:
-        from arm_backend_core.program import copied_module
+        from arm_backend_core.program import copy_module
         from arm_recipes.stages.edge.edge_manager import outputs_of
 
         if self._shares_state:
@@ -347,11 +347,11 @@ class Pipeline:
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
             restore_handles(program)
-            self._graphs[name] = copied_module(program.graph_module)
+            self._graphs[name] = copy_module(program.graph_module)
             self._patterns.setdefault(name, Pattern.of_program(program))
             self._out_specs.setdefault(name, program.call_spec.out_spec)
             self._tensors[name] = (
-                _describe([(node.name, node) for node in inputs_of(program)], published, f"{name}_input"),
+                _describe([(node.name, node) for node in user_inputs(program)], published, f"{name}_input"),
                 _describe(outputs_of(program), published, f"{name}_output"),
             )
             for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):

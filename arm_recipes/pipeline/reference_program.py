@@ -27,7 +27,7 @@ def with_tosa_delegates(
     from executorch.exir._serialize._serialize import serialize_for_executorch
     from executorch.exir.schema import BackendDelegateInlineData
 
-    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
     program = copy.deepcopy(manager.executorch_program)
@@ -38,7 +38,7 @@ def with_tosa_delegates(
                 continue
             flatbuffer = graphs[bytes(check)]
             program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
-            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum(flatbuffer)]
+            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum_spec(flatbuffer)]
     store = NamedDataStore()
     present = manager._named_data
     if present is not None:

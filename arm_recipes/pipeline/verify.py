@@ -16,7 +16,7 @@ from arm_recipes.runtime.ethosu_origins import named
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.events import Delegate, Io
+    from arm_backend_core.events import BoundaryTensor, Delegate
     from arm_recipes.pipeline.artifact import Artifact
     from arm_recipes.report.record import MethodReport
     from arm_recipes.samples.sample import Inputs
@@ -104,7 +104,7 @@ def _compare(method: MethodReport, sample: int, delegate: Delegate, execution: p
         )
 
 
-def _as(io: Io, array: Array) -> Array:
+def _as(io: BoundaryTensor, array: Array) -> Array:
     """Bytes of a delegate's input or output as what they stand for."""
     return array.view(io.dtype).reshape(io.shape)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from arm_backend_core.backends.ethosu_weights import KEPT
+from arm_backend_core.backends.ethosu_weights import WEIGHT_COPY_USAGE
 from arm_recipes.report.layers import Traced, Unit
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Placed
+    from arm_backend_core.backends.payload import TensorAllocation
     from arm_backend_core.events import Delegate
 
 #: Vela's names for buffers of weights end in the number of the operation that reads them.
@@ -126,7 +126,7 @@ class _Tenants:
         starts: dict[str, int] = {}
         cascades = set()
         for tensor in self.vela.placed:
-            if tensor.usage != KEPT:
+            if tensor.usage != WEIGHT_COPY_USAGE:
                 starts[tensor.name] = max(tensor.start, starts.get(tensor.name, 0))
             if tensor.usage == _CASCADE:
                 cascades.add(tensor.start)
@@ -139,28 +139,28 @@ class _Tenants:
                 now += 2
             yield now
 
-    def _live(self, tensor: Placed) -> LiveTensor:
+    def _live(self, tensor: TensorAllocation) -> LiveTensor:
         if tensor.name in self.traced.graph.inputs:
             return LiveTensor(tensor.name, "input", "", "", tensor.bytes)
         buffer = _BUFFER.search(tensor.name)
         if buffer is not None and int(buffer[1]) < len(self.units):
             return LiveTensor(tensor.name, "weights", *self._origin(self.units[int(buffer[1])]), tensor.bytes)
-        kind: Literal["result", "weights"] = "weights" if tensor.usage == KEPT else "result"
+        kind: Literal["result", "weights"] = "weights" if tensor.usage == WEIGHT_COPY_USAGE else "result"
         named = (unit for unit in self.units if tensor.name in {row.tensor for row in unit.rows})
         running = self.units[bisect.bisect_right(self.times, tensor.start) - 1]  # for what Vela puts in between
         return LiveTensor(tensor.name, kind, *self._origin(next(named, running)), tensor.bytes)
 
 
-def _alive(placed: Sequence[Placed]) -> list[list[Placed]]:
+def _alive(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
     """The tensors that are there at each moment."""
-    alive: list[list[Placed]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
+    alive: list[list[TensorAllocation]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
     for tensor in placed:
         for there in alive[tensor.start : tensor.end + 1]:
             there.append(tensor)
     return alive
 
 
-def _used(alive: Sequence[Placed]) -> int:
+def _used(alive: Sequence[TensorAllocation]) -> int:
     """Bytes of tensors, those that share some counted once."""
     used, end = 0, 0
     for tensor in sorted(alive, key=lambda tensor: tensor.address):

@@ -11,7 +11,7 @@ from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import Delegate, Io
+    from arm_backend_core.events import BoundaryTensor, Delegate
     from arm_recipes.report.layers import LayerCost
 
 
@@ -65,7 +65,7 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | 
     }
 
 
-def _ends(side: str, tensors: Iterable[Io]) -> list[tuple[str, str]]:
+def _ends(side: str, tensors: Iterable[BoundaryTensor]) -> list[tuple[str, str]]:
     """Keys of nodes for what enters or leaves a delegate."""
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_backend_core.backends.payload import VelaFigures
-    from arm_backend_core.events import Delegate, Rejected
+    from arm_backend_core.events import Delegate, Rejection
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
@@ -301,7 +301,7 @@ _NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # a scan that 
 
 
 def describe_graph(
-    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejected]
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
 ) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
     """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
     from arm_backend_core.nodes import operator_name
@@ -330,16 +330,16 @@ def describe_graph(
     return tuple(ours), dict(others), dict(boundary), grouped(cpu)
 
 
-def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:
+def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
     """Why a node was left out, and its source line.
 
     ExecuTorch decomposes and renames what was refused, and mostly copies what the refused node carries. What carries
     nothing is matched by its name, then by the line it comes from, then by its operator.
     """
-    from arm_backend_core.nodes import REASON, source_line
+    from arm_backend_core.nodes import REFUSAL_REASON, source_line
 
     source = source_line(node)
-    carried = (node.meta.get("custom") or {}).get(REASON)
+    carried = (node.meta.get("custom") or {}).get(REFUSAL_REASON)
     if carried:
         return carried, source
     stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")

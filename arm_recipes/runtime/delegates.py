@@ -114,13 +114,13 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], fi
         PayloadError: the payload is damaged.
         RuntimeUnavailable: this machine lacks something that it takes.
     """
-    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
         if backend in _CRASHES:
             _try(backend, payload)
-    elif checksum(payload).value != recorded:
+    elif checksum_spec(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
@@ -135,13 +135,13 @@ def _try(backend: str, payload: bytes) -> None:
         PayloadError: it failed there.
         RuntimeUnavailable: this machine lacks something that it takes.
     """
-    from arm_backend_core.workers.worker import describe_exit, environment
+    from arm_backend_core.workers.worker import child_environment, describe_exit
 
     try:
         trial = subprocess.run(
             [sys.executable, "-P", str(Path(__file__).with_name("sandbox.py")), backend],
             input=payload,
-            env=environment(),
+            env=child_environment(),
             capture_output=True,
             timeout=_TRIAL_SECONDS,
             check=False,

@@ -171,10 +171,10 @@ class FastQuantizeStage(QuantizeStage):
                 self._require_known(method)
                 quantized[method] = model
                 continue
-            from arm_backend_core.program import copied
+            from arm_backend_core.program import copy_program
 
             if isinstance(model, ExportedProgram):
-                programs[method] = copied(model)
+                programs[method] = copy_program(model)
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
         with torch.no_grad():
@@ -223,7 +223,7 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
-        from arm_backend_core.program import copied
+        from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
         from arm_backend_core.quantization.ptq import SharedTensors
@@ -235,7 +235,7 @@ class FastQuantizeStage(QuantizeStage):
             "cross_layer_equalization" in algorithms and not trained and len(programs) == 1
         ):  # methods share their weights
             equalize(next(iter(programs.values())))
-        captured = {method: copied(program) for method, program in programs.items()}
+        captured = {method: copy_program(program) for method, program in programs.items()}
         alone = len(programs) == 1
         observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arm_backend_core.backends.artifacts import dump
+from arm_backend_core.backends.artifacts import dump_artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.tosa.graph import Graph
@@ -17,7 +17,7 @@ def test_payload_is_the_flatbuffer(tmp_path: Path) -> None:
     payload = compile_payload(spec, flatbuffer, delegate="delegate_0", locate=lambda text: None)
     assert payload.data == flatbuffer
     assert payload.vela is None
-    assert dump(spec, "delegate_0", flatbuffer, payload, Graph()) == []
+    assert dump_artifacts(spec, "delegate_0", flatbuffer, payload, Graph()) == []
     spec.dump_intermediate_artifacts_to(tmp_path)
     assert spec.get_intermediate_path() == str(tmp_path)
-    assert dump(spec, "delegate_0", flatbuffer, payload, Graph()) == [str(tmp_path / "delegate_0.tosa")]
+    assert dump_artifacts(spec, "delegate_0", flatbuffer, payload, Graph()) == [str(tmp_path / "delegate_0.tosa")]

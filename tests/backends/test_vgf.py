@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arm_backend_core.backends.artifacts import dump
+from arm_backend_core.backends.artifacts import dump_artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.vgf import compile_vgf
 from arm_backend_core.errors import ArmBackendError, CompileError
@@ -39,7 +39,7 @@ def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Pa
     payload = compile_payload(spec, conv2d(), delegate="delegate_0", locate=_nowhere)
     assert b"VGF1" in payload.data[:16]
     assert payload.vela is None
-    paths = dump(spec, "delegate_0", conv2d(), payload, Graph())
+    paths = dump_artifacts(spec, "delegate_0", conv2d(), payload, Graph())
     assert [Path(path).name for path in paths] == ["delegate_0.tosa", "delegate_0.vgf"]
     assert (tmp_path / "dump" / "delegate_0.vgf").read_bytes() == payload.data
     assert capfd.readouterr() == ("", "")
@@ -101,7 +101,7 @@ def test_something_that_is_no_converter(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ArmBackendError, match="not an executable file"):
         VgfCompileSpec()
     path.chmod(0o755)
-    with pytest.raises(ArmBackendError, match="does not tell its version"):
+    with pytest.raises(ArmBackendError, match="does not report its version"):
         VgfCompileSpec()
 
 
@@ -121,16 +121,16 @@ def test_converter_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
     monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
-    assert model_converter.converter() == path
+    assert model_converter.find_converter() == path
 
 
 def test_libraries_of_the_converter_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["/bin/sh", "-c", "echo $LD_LIBRARY_PATH"]
     monkeypatch.setenv("MODEL_CONVERTER_LIB_DIR", "/own")
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
-    assert model_converter.run(command, 10).stdout == b"/own\n"
+    assert model_converter.run_converter(command, 10).stdout == b"/own\n"
     monkeypatch.setenv("LD_LIBRARY_PATH", "/others")
-    assert model_converter.run(command, 10).stdout == b"/own:/others\n"
+    assert model_converter.run_converter(command, 10).stdout == b"/own:/others\n"
 
 
 def test_converter_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

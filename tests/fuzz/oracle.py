@@ -35,7 +35,7 @@ from torch.fx import GraphModule, Interpreter
 
 import arm_recipes
 from arm_backend_core import events
-from arm_backend_core.backends.payload import checksum
+from arm_backend_core.backends.payload import checksum_spec
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
@@ -259,7 +259,7 @@ def _check_streams(made: Compiled) -> None:
 
     And it must not owe them to the emulator's order of operations, or to memory that nothing has written.
     """
-    by_checksum = {checksum(payload).value: payload for payload in payloads(made.program)}
+    by_checksum = {checksum_spec(payload).value: payload for payload in payloads(made.program)}
     for delegated in made.log.delegates:
         arrays = random_inputs(delegated, seed=0)
         try:

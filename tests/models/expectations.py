@@ -100,7 +100,7 @@ def with_release(found: Known, figures: Figures, recipe: str, release: vela.Rele
 
 def recorded(model: str, recipe: str) -> Figures:
     """What is recorded of an export, of Ethos-U with the installed Vela."""
-    return of_release(known()[model][recipe], vela.installed())
+    return of_release(known()[model][recipe], vela.installed_release())
 
 
 def record(model: str, recipe: str, figures: Figures) -> None:
@@ -109,7 +109,7 @@ def record(model: str, recipe: str, figures: Figures) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         every = json.load(file)
         of_model = every.setdefault(model, {})
-        of_model[recipe] = with_release(of_model.get(recipe, {}), figures, recipe, vela.installed())
+        of_model[recipe] = with_release(of_model.get(recipe, {}), figures, recipe, vela.installed_release())
         file.seek(0)
         file.truncate()
         file.write(_text(every))

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
-from arm_backend_core.program import inputs_of
+from arm_backend_core.program import user_inputs
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models import quantized_reference, zoo
@@ -90,7 +90,7 @@ class Exported:
         key = _flatbuffer(self.result(recipe)), sample
         if key not in self._expected:
             program = self.quantized(recipe)
-            given = zip(inputs_of(program), self.held_out[sample], strict=True)
+            given = zip(user_inputs(program), self.held_out[sample], strict=True)
             (array,) = reference.run(key[0], [_as_the_graph_has_it(node, x).numpy() for node, x in given])
             output = quantized_reference.output_node(program)
             result = torch.from_numpy(array)

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.delegate import delegate
 from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
-from arm_backend_core.program import copied
+from arm_backend_core.program import copy_program
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 _PER_TENSOR = "quantized_decomposed::{}_per_tensor"
@@ -196,7 +196,7 @@ class _Judging(Float64):
 
 def with_shifted_output(program: ExportedProgram, steps: int) -> ExportedProgram:
     """A program whose integers at the output are ``steps`` too large, saturation aside. The given one is left alone."""
-    program = copied(program)
+    program = copy_program(program)
     quantize, _, zero_point = _output_quantize(program)
     quantize.update_arg(2, zero_point + steps)
     program.graph_module.recompile()
@@ -225,7 +225,7 @@ def _last_operator(quantize: Node) -> set[str]:
 
 def with_outputs(program: ExportedProgram, readers: set[str] | None) -> ExportedProgram:
     """A copy that returns the tensors that it quantizes: all, or those that the ``readers`` read and quantize."""
-    program = copied(program)
+    program = copy_program(program)
     graph = program.graph
     nodes = [node for node in graph.nodes if is_quantize(node)]
     if readers is not None:

@@ -35,7 +35,7 @@ def test_keyword_spotter(recipe: ArmRecipeType) -> None:
         ("ETHOSU_U85_INT8", (5, 2)): (136_000, 178_000),
         ("ETHOSU_U55_INT8", (5, 1)): (147_000, 580_000),
         ("ETHOSU_U55_INT8", (5, 2)): (155_000, 580_000),
-    }[recipe.name, vela.installed()]
+    }[recipe.name, vela.installed_release()]
     torch.manual_seed(0)
     samples = [(torch.randn(1, 49, 10),) for _ in range(2)]
     result = export(KeywordSpotter().eval(), ExportRecipe.get_recipe(recipe), samples)

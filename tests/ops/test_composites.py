@@ -745,7 +745,7 @@ def test_long_recurrent_layers_are_traced_once() -> None:
         calls += 1
         return trace(*args, **kwargs)
 
-    trace = decompose_module.traced
+    trace = decompose_module.trace
     layer = nn.LSTM(3, 4, bidirectional=True)
     inputs = (torch.randn(200, 1, 3),)
     program = torch.export.export(layer, inputs)

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 import arm_recipes
 from arm_backend_core.nodes import overload_of
-from arm_backend_core.program import copied
+from arm_backend_core.program import copy_program
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes.runtime.payload_parts import PREFIX
 from arm_recipes.stages.edge import equal_rows
@@ -64,7 +64,7 @@ def _rows(programs: Mapping[str, ExportedProgram]) -> dict[str, list[int]]:
 
 def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
     before = _exported().exported_programs
-    programs = {method: copied(program) for method, program in before.items()}
+    programs = {method: copy_program(program) for method, program in before.items()}
     arrange_rows(programs, _recipe())
     assert _rows(before) == {"many": [16] * 3, "one": [1] * 3}
     assert _rows(programs) == {"many": [16] * 6, "one": [16] * 3}
@@ -90,12 +90,12 @@ def test_weights_are_stored_once() -> None:
     "change", ["one method", "as many rows", "128 MACs", "TOSA", "small weights", "one block", "31 rows"]
 )
 def test_what_is_left_as_it_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    programs = {method: copied(program) for method, program in _exported().exported_programs.items()}
+    programs = {method: copy_program(program) for method, program in _exported().exported_programs.items()}
     recipe = _recipe(128 if change == "128 MACs" else 256)
     if change == "one method":
         del programs["one"]
     elif change == "as many rows":
-        programs["one"] = copied(programs["many"])
+        programs["one"] = copy_program(programs["many"])
     elif change == "TOSA":
         recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
     elif change == "small weights":

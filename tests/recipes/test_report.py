@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from arm_backend_core.backends.payload import VelaFigures
-from arm_backend_core.events import Delegate, Io
+from arm_backend_core.events import BoundaryTensor, Delegate
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.report.record import MethodReport, Quantization
 from arm_recipes.report.report import Report
@@ -44,7 +44,7 @@ DELEGATE = Delegate(
     payload_bytes=2048,
     checksum=b"1234",
     vela=VELA,
-    inputs=(Io("x", "i8", (1, 3)),),
+    inputs=(BoundaryTensor("x", "i8", (1, 3)),),
     outputs=(),
 )
 METHOD = MethodReport(

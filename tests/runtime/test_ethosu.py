@@ -207,7 +207,7 @@ def test_inputs_that_nothing_reads() -> None:
 
     flatbuffer = program(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
     spec = EthosUCompileSpec("ethos-u55-128")
-    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unread={0: (6, 4)}).data
+    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={0: (6, 4)}).data
     delegate = EthosUDelegate(payload, {})
     assert [(tensor.nbytes, tensor.offset) for tensor in delegate.inputs] == [(24, 16), (4, 0)]
     (result,) = delegate.run([np.ones(24, np.uint8), np.array([2, 4, 6, 8], np.uint8)])

@@ -14,15 +14,15 @@ import pytest
 
 from arm_backend_core.backends import ethosu
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.ethosu_commands import commands
-from arm_backend_core.backends.ethosu_waits import with_waits
+from arm_backend_core.backends.ethosu_commands import decode_commands
+from arm_backend_core.backends.ethosu_waits import insert_waits
 from arm_backend_core.backends.payload import Payload as Compiled
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.workers.vela import installed
+from arm_backend_core.workers.vela import installed_release
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
 from arm_recipes.runtime.ethosu_payload import read_parts
@@ -137,7 +137,7 @@ def test_findings_are_counted_and_change_nothing(emulator: Emulator) -> None:
     for place in waits:
         payload = _with(payload, place, _NOTHING)
     assert np.array_equal(_run(emulator, payload, fails=UNWRITTEN), right)
-    assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed()]
+    assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed_release()]
 
 
 def test_inputs_that_are_not_there(emulator: Emulator) -> None:
@@ -281,12 +281,12 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
     payload, ours = compiled()
     (result,) = emulator.run(payload, inputs, [("int8", expected.shape)])
     assert np.array_equal(result, expected)
-    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    monkeypatch.setattr(ethosu, "insert_waits", lambda stream: (stream, []))
     alone, velas = compiled()
     with pytest.raises(StreamError, match=r"it may write byte .* before the operation at byte .* has read it: a wait"):
         emulator.run(alone, inputs, [("int8", expected.shape)])
 
-    changed, (place,) = with_waits(alone.commands)
+    changed, (place,) = insert_waits(alone.commands)
     assert changed == payload.commands
     words, before = (np.frombuffer(stream, np.uint32)[8:].tolist() for stream in (changed, alone.commands))
     assert words.pop(place // 4) == _KERNEL_WAIT
@@ -320,7 +320,7 @@ def test_what_begins_too_early(
     def kernels(payload: Payload) -> list[tuple[int, ...]]:
         """Each with BLOCKDEP and, as one number, all that was set since the last."""
         blockdep, found, other = 0, list[tuple[int, ...]](), list[tuple[int, int]]()
-        for _, number, value in commands(payload.commands):
+        for _, number, value in decode_commands(payload.commands):
             if number == _BLOCKDEP:
                 blockdep = value >> 32
             elif number < 16 and number:
@@ -333,7 +333,7 @@ def test_what_begins_too_early(
     ours = payload()
     for result, wanted in zip(emulator.run(ours, inputs, results), expected, strict=True):
         assert np.array_equal(result, wanted)
-    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    monkeypatch.setattr(ethosu, "insert_waits", lambda stream: (stream, []))
     velas = payload()
     with pytest.raises(StreamError, match="BLOCKDEP is too large"):
         emulator.run(velas, inputs, results)
@@ -364,7 +364,7 @@ def test_the_table_that_vela_takes_for_kept(
     ours = payload()
     (result,) = emulator.run(ours, inputs, [("int8", expected.shape)])
     assert np.array_equal(result, expected)
-    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    monkeypatch.setattr(ethosu, "insert_waits", lambda stream: (stream, []))
     velas = payload()
     assert (ours.commands == velas.commands) == (accelerator == "ethos-u55-128")
     if ours.commands != velas.commands:
@@ -432,7 +432,7 @@ def test_an_operation_that_vela_lets_begin_too_early(
     ours = payload()
     (result,) = emulator.run(ours, inputs, [("int8", expected.shape)])
     assert np.array_equal(result, expected)
-    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    monkeypatch.setattr(ethosu, "insert_waits", lambda stream: (stream, []))
     velas = payload()
     with pytest.raises(StreamError, match=r"NPU_OP_\w+ at byte .* has written it: BLOCKDEP is too large"):
         emulator.run(velas, inputs, [("int8", expected.shape)])
@@ -466,7 +466,7 @@ def test_where_waits_are_put(order: str) -> None:
 
     words, places = _ORDERS[order]
     expected = [[_KERNEL_WAIT, word] if 4 * at in places else [word] for at, word in enumerate(words)]
-    assert with_waits(stream(words)) == (stream([word for part in expected for word in part]), places)
+    assert insert_waits(stream(words)) == (stream([word for part in expected for word in part]), places)
 
 
 def _dmas(commands: bytes) -> list[dict[int, int]]:
@@ -496,17 +496,17 @@ def test_a_table_comes_again_between_other_dmas() -> None:
 
     for small in (5, 6):
         table, other = _dmas(stream(small))
-        changed, places = with_waits(stream(small))
+        changed, places = insert_waits(stream(small))
         assert _dmas(changed) == [table, table, other]
         assert len(changed) == len(stream(small)) + 4 * len(places)
         assert set(places) == {4 * (len(words) - 5)}
-    assert with_waits(stream(7)) == (stream(7), [])
+    assert insert_waits(stream(7)) == (stream(7), [])
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
     stream = _payload(accelerator).commands
-    assert with_waits(stream) == (stream, [])
+    assert insert_waits(stream) == (stream, [])
 
 
 @pytest.mark.parametrize("rows", [32, 33])

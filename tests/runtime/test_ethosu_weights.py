@@ -55,7 +55,7 @@ def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, Vel
 
     def compiled(*arguments: str, **options: str) -> tuple[Payload, VelaFigures]:
         with monkeypatch.context() as patch:
-            patch.setattr(ethosu, "keep_weights", lambda answer, configuration: None)
+            patch.setattr(ethosu, "cache_weights_in_sram", lambda answer, configuration: None)
             return _compiled(*arguments, **options)
 
     return compiled
@@ -114,7 +114,7 @@ def test_as_much_as_there_is_room_for() -> None:
 
 def test_two_cores(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of both are copied, though it would not pay."""
-    monkeypatch.setattr(ethosu_weights, "_save", lambda answer, flash, layers, length: bool(layers))
+    monkeypatch.setattr(ethosu_weights, "_apply_savings", lambda answer, flash, layers, length: bool(layers))
     payload, _ = _compiled("ethos-u65-512")
     (expected,) = reference.run(FLATBUFFER, INPUTS)
     (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])

@@ -23,7 +23,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core.backends.compile import compile_payload
-from arm_backend_core.backends.ethosu_commands import DMA, MAPS, commands
+from arm_backend_core.backends.ethosu_commands import DMA, MAPS, decode_commands
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
@@ -104,7 +104,9 @@ class Call:
     def regions(self) -> set[int]:
         """Those that commands address; the target of a DMA may be the NPU's own memory."""
         told = [
-            value >> 32 for _, number, value in commands(self.block("cmd_data").data) if number in _REGION_REGISTERS
+            value >> 32
+            for _, number, value in decode_commands(self.block("cmd_data").data)
+            if number in _REGION_REGISTERS
         ]
         return {value & 7 for value in told if not value & 0x100}
 
@@ -416,7 +418,9 @@ def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
     inputs = (((4,), DType.INT8), ((40, 3), DType.INT32), ((6,), DType.INT8))
     spec = EthosUCompileSpec(accelerator)
     flatbuffer = flatbuffer_of(body, *inputs)
-    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unread={1: (120, 4)}).data
+    payload = compile_payload(
+        spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={1: (120, 4)}
+    ).data
     kinds = (ScalarType.CHAR, (4,)), (ScalarType.INT, (40, 3)), (ScalarType.CHAR, (6,)), (ScalarType.CHAR, (10,))
     call = _call(payload, 0, kinds, {}, {})
     assert [limit.what for limit in LIMITS if not limit.holds(call)] == []

@@ -12,7 +12,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.workers.vela import RELEASES, Release, installed
+from arm_backend_core.workers.vela import RELEASES, Release, installed_release
 from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
@@ -62,7 +62,7 @@ class Mistake:
     @property
     def wrong(self) -> tuple[str, ...]:
         """Accelerators for which the installed Vela's programs are wrong."""
-        return self.wrong_with(installed())
+        return self.wrong_with(installed_release())
 
     def wrong_with(self, release: Release) -> tuple[str, ...]:
         """Accelerators for which the programs of a release of Vela are wrong."""

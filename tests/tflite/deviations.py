@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from arm_backend_core.workers.vela import installed
+from arm_backend_core.workers.vela import installed_release
 from tests.tflite.network import Network, Operator
 
 #: A result is another; Vela ends with an error; the operator is left to the CPU; an operation may begin too early.
@@ -43,7 +43,7 @@ class Deviation:
 
     def is_mended(self) -> bool:
         """Whether the installed Vela does it right."""
-        return self.mended is not None and installed() >= self.mended
+        return self.mended is not None and installed_release() >= self.mended
 
 
 def deviations(net: Network, core: str) -> list[Deviation]:

@@ -7,7 +7,7 @@ import pytest
 
 from arm_backend_core.alternatives.always import take_always
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import merged
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
@@ -180,10 +180,10 @@ def test_folding_comes_to_rest() -> None:
 
 
 def test_merged_dimensions() -> None:
-    assert merged((1, 3, 8, 8), [0, 2, 3, 1]) == ((3, 64), (1, 0))
-    assert merged((2, 1, 3, 4), [2, 3, 1, 0]) == ((2, 12), (1, 0))
-    assert merged((2, 3, 4), [1, 0, 2]) == ((2, 3, 4), (1, 0, 2))
-    assert merged((2, 3, 1, 4), [0, 1, 2, 3]) == ((24,), (0,))
+    assert merge_axes((1, 3, 8, 8), [0, 2, 3, 1]) == ((3, 64), (1, 0))
+    assert merge_axes((2, 1, 3, 4), [2, 3, 1, 0]) == ((2, 12), (1, 0))
+    assert merge_axes((2, 3, 4), [1, 0, 2]) == ((2, 3, 4), (1, 0, 2))
+    assert merge_axes((2, 3, 1, 4), [0, 1, 2, 3]) == ((24,), (0,))
 
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])

@@ -15,7 +15,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.serialize import serialize
-from arm_backend_core.workers.vela import installed
+from arm_backend_core.workers.vela import installed_release
 from tests.graphs import Body, Input, compiles, family, graph
 
 BOOL, I8, I16, I32, I48 = DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT48
@@ -219,7 +219,7 @@ def _convolutions() -> Iterator[Case]:
         )
         for depth in (1, 3):
             # Vela 5.2 takes int16, on U55 and U65 too; the core writes no CONV3D.
-            stricter = _OLD if dtype is I16 and depth == 1 and installed() > (5, 1) else ()
+            stricter = _OLD if dtype is I16 and depth == 1 and installed_release() > (5, 1) else ()
             yield Case(
                 f"CONV3D {dtype.value} {depth}",
                 lambda b, x, d=depth: _conv3d(b, x, _constant((8, d, 3, 3, 4))),

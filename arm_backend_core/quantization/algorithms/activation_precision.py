@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.fusion import merging_reader
+from arm_backend_core.fusion import fusible_consumer
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
 from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
@@ -82,7 +82,7 @@ def _ends(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     before = node.all_input_nodes[0] if node.all_input_nodes else node
-    merges = merging_reader(before) is node and getattr(find(before), "absorbs_activation", False)
+    merges = fusible_consumer(before) is node and getattr(find(before), "absorbs_activation", False)
     return record.absorbs_activation or record.reads_int16 or merges
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import TIMESTEP_SLOT, attribute
+from arm_backend_core.nodes import TIMESTEP_SLOT, add_buffer_node
 from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.graph_interpreter import readers_through
@@ -140,7 +140,7 @@ def _give(use: _Use, old: Tensor, new: Tensor) -> None:
         setattr(module, str(use.bias.target), new)
         return
     with model.graph.inserting_before(first):
-        constant = attribute(module, f"{first.name}_corrected", new)
+        constant = add_buffer_node(module, f"{first.name}_corrected", new)
     model.floats[str(constant.target)] = old.detach()
     record = find(first)
     assert record is not None

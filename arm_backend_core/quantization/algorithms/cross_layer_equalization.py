@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core.program import constants_of, identity, store_of
+from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
 #: Channels whose factors are less apart are left as they are: other steps of the same size gain nothing on average.
@@ -112,11 +112,11 @@ class _Tensors:
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
         known = self._known
-        often = Counter(identity(tensor) for tensor in known.values())
+        often = Counter(tensor_identity(tensor) for tensor in known.values())
         self._names = {
             spec.arg.name: str(spec.target)
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
-            if node in known and len(node.users) == 1 and often[identity(known[node])] == 1
+            if node in known and len(node.users) == 1 and often[tensor_identity(known[node])] == 1
         }
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}

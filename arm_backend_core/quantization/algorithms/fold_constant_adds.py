@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch.fx import Graph, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import constant_nodes, drop_unread, is_float
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import constant_nodes, eliminate_dead_code, is_float
 
 aten = torch.ops.aten
 
@@ -30,11 +30,11 @@ def fold_constant_adds(graph: Graph) -> None:
         if not a.dtype is b.dtype is outer.meta["val"].dtype or size > max(a.numel(), b.numel()):
             continue
         with graph.inserting_before(outer):
-            total = call(outer, aten.add.Tensor, first, second)
-            joined = call(outer, aten.add.Tensor, x, total)
+            total = insert_call(outer, aten.add.Tensor, first, second)
+            joined = insert_call(outer, aten.add.Tensor, x, total)
         constants.add(total)
         outer.replace_all_uses_with(joined)
-    drop_unread(graph)
+    eliminate_dead_code(graph)
 
 
 def _terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import constant_nodes, drop_unread
+from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.nodes import constant_nodes, eliminate_dead_code
 
 aten = torch.ops.aten
 #: What gives its operand where the type is the same.
@@ -38,15 +38,15 @@ class _Norm:
         """The operator in the place of ``node``; ``weight`` [n] of the dimensions, which are the last ones then."""
         rank = self.x.meta["val"].dim()
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
-        x = self.x if order == list(range(rank)) else call(node, aten.permute.default, self.x, order)
+        x = self.x if order == list(range(rank)) else insert_call(node, aten.permute.default, self.x, order)
         sizes = [int(self.x.meta["val"].shape[dim]) for dim in self.dims]
         if self.centre:
-            y = call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
+            y = insert_call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
         else:
-            y = call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
+            y = insert_call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
         if x is not self.x:
-            y = call(node, aten.permute.default, y, [order.index(dim) for dim in range(rank)])
-        return y if self.gain == 1.0 else call(node, aten.mul.Scalar, y, self.gain)
+            y = insert_call(node, aten.permute.default, y, [order.index(dim) for dim in range(rank)])
+        return y if self.gain == 1.0 else insert_call(node, aten.mul.Scalar, y, self.gain)
 
 
 def fuse_log_softmax(module: GraphModule) -> None:
@@ -55,9 +55,9 @@ def fuse_log_softmax(module: GraphModule) -> None:
     found = {log: x for log in logarithms if (x := _origin(log.args[0])).target is aten.softmax.int}
     for log, softmax in found.items():
         with module.graph.inserting_before(log):
-            log.replace_all_uses_with(call(log, aten.log_softmax.int, *softmax.args))
+            log.replace_all_uses_with(insert_call(log, aten.log_softmax.int, *softmax.args))
     if found:
-        drop_unread(module.graph)
+        eliminate_dead_code(module.graph)
 
 
 def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
@@ -77,7 +77,7 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
         last, weight = _weighted(node, norm, constants)
         with module.graph.inserting_before(last):
             last.replace_all_uses_with(norm.operator_in(last, weight))
-    drop_unread(module.graph)
+    eliminate_dead_code(module.graph)
 
 
 def _normalized(node: Node) -> _Norm | None:

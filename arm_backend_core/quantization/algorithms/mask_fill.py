@@ -12,10 +12,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core import events
-from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.aten.mask_constants import FAR
-from arm_backend_core.nodes import drop_unread, is_float
+from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
+from arm_backend_core.nodes import eliminate_dead_code, is_float
 from arm_backend_core.ops.catalog import is_data_movement
 from arm_backend_core.quantization.graph_interpreter import readers_through
 
@@ -57,14 +57,14 @@ def bound_mask_fill(module: GraphModule) -> None:
         )
         notes += [note] if note not in notes else []
         with module.graph.inserting_before(node):
-            least, largest = (call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
-            apart = call(node, aten.mul.Scalar, call(node, aten.sub.Tensor, largest, least), last / 16)
-            bound, result = call(node, aten.add.Tensor, least if last < 0 else largest, apart), source
+            least, largest = (insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
+            apart = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), last / 16)
+            bound, result = insert_call(node, aten.add.Tensor, least if last < 0 else largest, apart), source
             for filled, _, _, of in reversed(layers):
                 parts = (result, bound) if of == 1 else (bound, result)
-                result = call(filled, aten.where.self, filled.args[of == 0], *parts)
+                result = insert_call(filled, aten.where.self, filled.args[of == 0], *parts)
             node.replace_input_with(layers[0][0], result)
-    drop_unread(module.graph)
+    eliminate_dead_code(module.graph)
 
 
 def _filling(node: Node, last: int, constants: Constants) -> tuple[Node, float, int] | None:
@@ -73,7 +73,7 @@ def _filling(node: Node, last: int, constants: Constants) -> tuple[Node, float, 
         x, number = node.args[of], node.args[filling]
         if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
             number = constants.value(number).item()
-        if isinstance(number, (int, float)) and number * last >= FAR and isinstance(x, Node) and is_float(x):
+        if isinstance(number, (int, float)) and number * last >= MASK_THRESHOLD and isinstance(x, Node) and is_float(x):
             return x, number, of
     return None
 

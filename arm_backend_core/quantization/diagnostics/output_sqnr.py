@@ -18,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.nodes import in_words, is_dequantize, is_quantize, is_random
+from arm_backend_core.nodes import describe_node, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums
 from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, paths_of
@@ -159,4 +159,4 @@ def _culprit(model: ObservedProgram) -> str:
         return ""
     shown = node.all_input_nodes[0] if is_quantize(node) else node
     of = f", which a step of {node.args[1]:.3g} rounds" if is_quantize(node) else ""
-    return f"{in_words(shown)}{of} ({left[node] + lost(node):.1f} dB before it, {left[node]:.1f} dB behind it)"
+    return f"{describe_node(shown)}{of} ({left[node] + lost(node):.1f} dB before it, {left[node]:.1f} dB behind it)"

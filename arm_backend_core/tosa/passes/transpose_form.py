@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import merged
+from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, is_supported_by_vela, plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
@@ -58,7 +58,7 @@ def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
     of a MATMUL keeps a single TRANSPOSE, which Vela merges with its own.
     """
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
-    sizes, order = merged(x.shape, perms)
+    sizes, order = merge_axes(x.shape, perms)
     source = skip_through(x, "RESHAPE").shape
     path = plan_swaps(x.shape, perms, x.dtype, source)
     if path is None:
@@ -103,7 +103,7 @@ def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     not with N = 1024.
     """
     source = op.inputs[0]
-    shape, perms = merged(source.shape, op.attrs["perms"])
+    shape, perms = merge_axes(source.shape, op.attrs["perms"])
     if perms != (1, 0) or source.dtype not in (DType.INT8, DType.INT16):
         return None
     rows, length = shape

@@ -59,7 +59,7 @@ def _advised(
     from arm_recipes.explore.advice.channels import fewer_channels
 
     spec: Any = partitioner.compile_spec
-    loops = partitioner.loops
+    loops = partitioner.loop_rolling
     trial = _Trial(spec, delegates, loops)
     for options in _other_options(spec):
         trial.options(options)

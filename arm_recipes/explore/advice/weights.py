@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from arm_backend_core.program import constants_of, copied, store_of
+from arm_backend_core.program import constants_of, copy_program, store_of
 from arm_recipes._internal.executorch_programs import simplify_call
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _Q = torch.ops.quantized_decomposed
 
 def with_scales_per_tensor(program: ExportedProgram) -> ExportedProgram | None:
     """The program with weights and biases rounded to the largest scale of their channels; None where it has none."""
-    program = copied(program)
+    program = copy_program(program)
     simplify_call(program)
     tensors = constants_of(program)
     targets = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}

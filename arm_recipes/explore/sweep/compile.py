@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.call_counts import times
+from arm_backend_core.backends.call_counts import multiply_figures
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import Figures
 
@@ -96,7 +96,7 @@ def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Itera
 
         payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)
         assert payload.vela is not None
-        found.append(times(payload.vela, unit.calls))
+        found.append(multiply_figures(payload.vela, unit.calls))
     return sum_figures(found)
 
 

@@ -103,7 +103,7 @@ def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None 
     spec = DeferredTuningSpec(target)
     try:
         with events.record() as log:
-            delegate((loops or LoopRolling()).looped(program, spec), spec)
+            delegate((loops or LoopRolling()).roll_loops(program, spec), spec)
         if len(spec.graphs) != len(log.delegates):  # a chunk of steps that is no delegate
             return lowered(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:

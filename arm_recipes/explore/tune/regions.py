@@ -34,14 +34,16 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find
     from arm_backend_core.ops.registry import Kind
-    from arm_backend_core.program import copied
+    from arm_backend_core.program import copy_program
     from arm_backend_core.quantization.annotator import ANNOTATION
     from arm_backend_core.quantization.ptq import ObservedProgram
     from arm_recipes.stages.quantize import algorithms_of
 
     assert recipe.quantization_recipe is not None
     quantizers: Any = recipe.quantization_recipe.quantizers
-    observed = ObservedProgram(copied(program), quantizers[0], algorithms=algorithms_of(recipe.quantization_recipe))
+    observed = ObservedProgram(
+        copy_program(program), quantizers[0], algorithms=algorithms_of(recipe.quantization_recipe)
+    )
     found: dict[str, None] = {}
     for node in observed.graph.nodes:
         annotation, record = node.meta.get(ANNOTATION), find(node)

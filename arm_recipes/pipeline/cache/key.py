@@ -21,7 +21,7 @@ from executorch.exir.capture import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from arm_backend_core.program import identity
+from arm_backend_core.program import tensor_identity
 from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.pipeline.cache.digest import Digest, Unknown
 from arm_recipes.recipe.recipe import NO_TEXT, ArmRecipe
@@ -168,7 +168,7 @@ def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int
         if not isinstance(tensor, torch.Tensor):
             raise Unknown(f"'{name}' of the model, a {type(tensor).__name__}")
         # What is one tensor under two names is read once, and written as one.
-        place = identity(tensor)
+        place = tensor_identity(tensor)
         digest.add((name, places.setdefault(place, len(places))))
         if places[place] == len(places) - 1:
             digest.add(tensor)

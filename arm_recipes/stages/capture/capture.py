@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
 
-from arm_backend_core.program import identity, written
+from arm_backend_core.program import mutated_buffers, tensor_identity
 from arm_recipes._internal.error_location import describe
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes.samples.sample import Inputs, make_known
@@ -140,7 +140,7 @@ def _tidy(program: ExportedProgram) -> None:
     Where the model catches what an operator raises, PyTorch leaves the operator in the graph, without a value. A
     concatenation may begin with a tensor of no elements.
     """
-    from arm_backend_core.nodes import drop_unread
+    from arm_backend_core.nodes import eliminate_dead_code
 
     _know_readers(program.graph)
     changed = False
@@ -158,7 +158,7 @@ def _tidy(program: ExportedProgram) -> None:
                 node.update_arg(0, parts)
                 changed = True
     if changed:
-        drop_unread(program.graph)
+        eliminate_dead_code(program.graph)
         program.graph_module.recompile()
 
 
@@ -185,9 +185,9 @@ def _find_buffers(program: ExportedProgram) -> bool:
         name = str(spec.target)
         if spec.kind is InputKind.BUFFER:
             tensor = program.state_dict.get(name, program.constants.get(name))
-            buffers[identity(tensor)] = nodes[spec.arg.name]
+            buffers[tensor_identity(tensor)] = nodes[spec.arg.name]
         elif spec.kind is InputKind.CONSTANT_TENSOR:
-            found.append((spec, buffers.get(identity(program.constants[name]))))
+            found.append((spec, buffers.get(tensor_identity(program.constants[name]))))
     for spec, buffer in found:
         if buffer is not None:
             nodes[spec.arg.name].replace_all_uses_with(buffer)
@@ -206,7 +206,7 @@ def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
     Raises:
         ValueError: names the buffer.
     """
-    changed = sorted(written(program).intersection(asked)) if asked else []
+    changed = sorted(mutated_buffers(program).intersection(asked)) if asked else []
     if changed:
         raise ValueError(
             f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each "

@@ -87,18 +87,18 @@ def _gathered(graph: Graph) -> bool:
 
 def _known_indices(module: GraphModule, known: dict[Node, Any]) -> bool:
     """Replace what constant masks choose by constant indices."""
-    from arm_backend_core.nodes import attribute, evaluated, is_constant, is_written
+    from arm_backend_core.nodes import add_buffer_node, evaluate_node, is_constant, is_written
 
     def indices(mask: Tensor) -> list[Node]:
-        return [attribute(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
+        return [add_buffer_node(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
 
     changed = False
     for node in list(module.graph.nodes):
         if node.op == "call_function" and is_constant(node, known) and not is_written(node):
-            known[node] = evaluated(node, known.__getitem__)
+            known[node] = evaluate_node(node, known.__getitem__)
             if _is_open(node) and isinstance(known[node], Tensor):
                 with module.graph.inserting_before(node):
-                    node.replace_all_uses_with(attribute(module, f"{node.name}_value", known[node]))
+                    node.replace_all_uses_with(add_buffer_node(module, f"{node.name}_value", known[node]))
                 changed = True
         elif node.target is aten.index.Tensor and _is_open(node):
             with module.graph.inserting_before(node):
@@ -244,13 +244,13 @@ def is_elementwise(node: Node) -> bool:
 
 def _refresh(graph: Graph) -> None:
     """Give nodes the shapes that they have now, and take out what asked for sizes that are known."""
-    from arm_backend_core.nodes import drop_unread
+    from arm_backend_core.nodes import eliminate_dead_code
 
     mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)
     for node in reversed(graph.nodes):  # nothing reads what was chosen any more but questions for its size
         if node.target in _CHECKS:
             _drop_checks(graph, node)
-    drop_unread(graph)
+    eliminate_dead_code(graph)
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if node.op != "call_function" or (value is not None and not _has_symbols(value)):

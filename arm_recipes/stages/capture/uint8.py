@@ -19,7 +19,7 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 def move_real_numbers(program: ExportedProgram) -> None:
     """Edit the program in place: casts of bytes go in front of what moves them, casts to bytes behind it."""
-    from arm_backend_core.nodes import drop_unread
+    from arm_backend_core.nodes import eliminate_dead_code
 
     graph = program.graph
     if not any(getattr(node.meta.get("val"), "dtype", None) is torch.uint8 for node in graph.nodes):
@@ -42,7 +42,7 @@ def move_real_numbers(program: ExportedProgram) -> None:
             else:
                 node.replace_input_with(source, made[source, dtype])
     _round(graph)
-    drop_unread(graph)
+    eliminate_dead_code(graph)
     program.graph_module.recompile()
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import drop_unread, is_random, overload_of
+from arm_backend_core.nodes import eliminate_dead_code, is_random, overload_of
 
 _EDGE = exir_ops.edge.aten
 #: Kernels that take operands without elements beside others; each was run.
@@ -40,7 +40,7 @@ def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
         module = manager.exported_program(method).graph_module
         changed = [_replaced(node) for node in list(module.graph.nodes) if _has_empty(node)]
         if any(changed):
-            drop_unread(module.graph)
+            eliminate_dead_code(module.graph)
             module.recompile()
     return []
 

@@ -20,7 +20,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node, map_arg
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
-from arm_backend_core.program import Identity, constants_of, identity
+from arm_backend_core.program import TensorIdentity, constants_of, tensor_identity
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -46,7 +46,7 @@ def arrange_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe) 
     if size is None:
         return
     found = [(weight, node) for program in programs.values() for weight, node in _linear(program)]
-    rows: dict[Identity, set[int]] = defaultdict(set)
+    rows: dict[TensorIdentity, set[int]] = defaultdict(set)
     for weight, node in found:
         rows[weight].add(_rows(node))
     made: dict[tuple[Any, ...], list[Node]] = {}
@@ -69,7 +69,7 @@ def _group(recipe: ExportRecipe) -> int | None:
     return None
 
 
-def _linear(program: ExportedProgram) -> Iterator[tuple[Identity, Node]]:
+def _linear(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
     """Linear operators from int8 to integers, and which weight each reads."""
     constants = constants_of(program)
     for node in program.graph.find_nodes(op="call_function", target=aten.linear.default):
@@ -83,7 +83,7 @@ def _linear(program: ExportedProgram) -> Iterator[tuple[Identity, Node]]:
         alike = all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
         returned = any(reader.op == "output" for user in users for reader in user.users)
         if users and alike and not returned and value.dtype is torch.int8 and value.is_contiguous():
-            yield identity(constants[weight.args[0]]), node
+            yield tensor_identity(constants[weight.args[0]]), node
 
 
 def _rows(node: Node) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, packed
+from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, pack_stream
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
@@ -55,7 +55,7 @@ def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
-    from arm_backend_core.backends.payload import WEIGHTS_CHECKSUM_KEY, checksum
+    from arm_backend_core.backends.payload import WEIGHTS_CHECKSUM_KEY, checksum_spec
 
     if len(modules) < 2:
         return
@@ -74,7 +74,7 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
     name = _stored(manager, region)
     for module, stream, patched in zip(modules, streams, moved, strict=True):
         payload = with_weights_outside(module.processed_bytes, patched, name)
-        _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
+        _replace(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
 def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
@@ -103,9 +103,9 @@ def _replace(
     module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec] = (), inserted: Sequence[int] = ()
 ) -> None:
     """Give a delegate another payload, and its record the new checksum and where its commands are now."""
-    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
-    check = checksum(payload)
+    check = checksum_spec(payload)
     specs = [check if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
     set_payload(module, payload, [*specs, *told])
     record = module.meta["arm_delegate"]
@@ -161,13 +161,13 @@ class Stream:
         for place, address in places.items():
             words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
             words[place + 1] = address & 0xFFFFFFFF
-        return packed(self._stream, words)
+        return pack_stream(self._stream, words)
 
     def _read(self) -> Iterator[Use]:
         """Uses, in program order. Registers keep what is written to them."""
         registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
         regions: dict[int, bool] = {}
-        for _, number, value in commands(self._stream):
+        for _, number, value in decode_commands(self._stream):
             if number >= 256:
                 registers[number], places[number] = value, len(words)
             else:
@@ -178,10 +178,10 @@ class Stream:
                     if regions.setdefault(places[base], constant) != constant:
                         self.inserted.append(4 * len(words) - 8 * len(self.inserted))
                         places[base], regions[len(words)] = len(words), constant
-                        words += encoded(base, registers[base])
+                        words += encode_command(base, registers[base])
                     if constant:
                         yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
-            words += encoded(number, value)
+            words += encode_command(number, value)
 
     def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
         """Registers of region and address of what an operation reads, and how many bytes that are."""

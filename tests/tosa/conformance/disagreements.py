@@ -77,7 +77,7 @@ EXPECTED: Sequence[Expected] = (
     Expected(
         "Vela",
         ("CONV2D",),
-        "a program that damages memory",
+        "a program that writes out of bounds",
         "of several images on U85, where the image is constant or the bias one number that the program computes: Vela "
         "writes beyond a tensor, and compile_ethosu refuses the stream. Lowering writes neither",
         ("conv2d/tosa-pro-int@1.0.1", "conv2d_1x1_3x49x14x28_i8xi8_acci32_st11_pad0000_dilat11_lclbnd0_is_s1"),
