@@ -750,7 +750,7 @@ def test_long_recurrent_layers_are_traced_once() -> None:
     inputs = (torch.randn(200, 1, 3),)
     program = torch.export.export(layer, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decompose_module, "traced", counted)
+        patch.setattr(decompose_module, "trace", counted)
         lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
     assert calls < 20
     torch.testing.assert_close(lowered.module()(*inputs), layer(*inputs))
