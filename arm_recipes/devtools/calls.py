@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from executorch.exir.delegate import executorch_call_delegate
 
-from arm_recipes.devtools.layers import Layer, handle_map, layers
-from arm_recipes.devtools.reading import inside, taken
+from arm_recipes.devtools.layers import Layer, find_layers, map_handles
+from arm_recipes.devtools.reading import read_results, read_tosa_results
 from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Call:
 
     Attributes:
         instruction: its number in the method.
-        whole: debug handles of all that it computes, its outputs last and in order: so the Inspector takes them.
+        all_handles: debug handles of all that it computes, its outputs last and in order: so the Inspector takes them.
         record: what the compiler tells of the delegate.
         operators: of its TOSA graph; none where that holds graphs itself.
         layers: values that its operations give.
@@ -37,7 +37,7 @@ class Call:
     """
 
     instruction: int
-    whole: tuple[int, ...]
+    all_handles: tuple[int, ...]
     record: Delegate
     operators: tuple[TosaOperator, ...]
     layers: tuple[Layer, ...]
@@ -45,7 +45,7 @@ class Call:
     results: Mapping[int, Results]
 
 
-def calls(
+def collect_calls(
     manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[Execution]
 ) -> list[Call]:
     """The calls of a method.
@@ -64,17 +64,17 @@ def calls(
             continue
         execution = left.pop(0)
         made = read_graph(memoryview(record.tosa)).operators
-        whole = _whole(lowered.original_module.graph)
+        whole = _all_handles(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(made)], record.handles[: len(made)]
-        results = inside(execution, record, made)
-        values = layers(program, whole, kinds, handles, made, results)
-        results |= taken(execution, made, [layer.operation for layer in values])
-        mapped = handle_map(values, handles)
+        results = read_results(execution, record, made)
+        values = find_layers(program, whole, kinds, handles, made, results)
+        results |= read_tosa_results(execution, made, [layer.operation for layer in values])
+        mapped = map_handles(values, handles)
         found.append(Call(node.meta["debug_handle"], whole, record, made, tuple(values), mapped, results))
     return found
 
 
-def _whole(graph: Graph) -> tuple[int, ...]:
+def _all_handles(graph: Graph) -> tuple[int, ...]:
     nodes = [*graph.nodes, *graph.output_node().all_input_nodes]
     handles = [node.meta["debug_handle"] for node in nodes if "debug_handle" in node.meta]
     return tuple(dict.fromkeys(reversed(handles)))[::-1]

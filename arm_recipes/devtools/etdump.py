@@ -45,7 +45,7 @@ class _Event:
     metadata: bytes = b""
 
 
-def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
+def collect_events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
     """What happened inside of a delegate.
 
     The Inspector takes the value of the first event that has the handles of a layer: that with the value comes first.
@@ -53,11 +53,11 @@ def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
     Args:
         expected: what PyTorch computes for the nodes of the layers, in the same run.
     """
-    left = reading.durations(call.record, call.operators)
+    left = reading.estimated_intervals(call.record, call.operators)
     found: list[_Event] = []
     for layer in call.layers:
-        candidates = reading.as_values(layer, call.results[layer.operation])
-        array = reading.in_order(candidates, expected[layer.node].numpy())
+        candidates = reading.dequantize(layer, call.results[layer.operation])
+        array = reading.choose_layout(candidates, expected[layer.node].numpy())
         # ETDump lacks float16.
         found.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
         own = [number for number in left if call.handles[number] == layer.handles]
@@ -65,7 +65,7 @@ def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
     return [*found, *(_event(call, span) for span in left.values())]
 
 
-def _event(call: Call, span: reading.Span) -> _Event:
+def _event(call: Call, span: reading.Interval) -> _Event:
     number, record = span.operation, call.record
     told = {**span.known, "tosa": record.tosa_operators[number]}
     origin = main_origin(record, number)
@@ -73,7 +73,7 @@ def _event(call: Call, span: reading.Span) -> _Event:
     return _Event(number, None, span.start, span.end, json.dumps(told).encode())
 
 
-def log(found: Sequence[_Event]) -> None:
+def log_events(found: Sequence[_Event]) -> None:
     """Tell the event tracer of the program that runs, while it executes the delegate."""
     for event in found:
         if event.output is not None:
@@ -82,13 +82,13 @@ def log(found: Sequence[_Event]) -> None:
             plugin.log_duration(event.operation, event.start, event.end, event.metadata)
 
 
-def metadata(entries: list[str]) -> dict[str, Any]:
+def parse_metadata(entries: list[str]) -> dict[str, Any]:
     """What is known of an operation beside its duration: ``delegate_metadata_parser`` of ExecuTorch's Inspector."""
     known: dict[str, Any] = json.loads(entries[0]) if entries and entries[0] else {}
     return known
 
 
-def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
+def debug_buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
     """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process."""
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]

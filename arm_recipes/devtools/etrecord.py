@@ -22,7 +22,7 @@ _METHOD = "forward"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def etrecord(
+def build_etrecord(
     manager: ExecutorchProgramManager,
     method: str,
     program: ExportedProgram,
@@ -43,26 +43,26 @@ def etrecord(
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
     handles: dict[int, Any] = dict(manager.debug_handle_map[method])
-    for instruction in _laid_out_otherwise(manager, method):
+    for instruction in _channels_last_calls(manager, method):
         handles.pop(instruction, None)
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
-        handles[call.instruction] = list(call.whole)
+        handles[call.instruction] = list(call.all_handles)
         mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
             results[call.instruction] = 1  # the Inspector takes it for each event inside, too
     return ETRecord(
         edge_dialect_program=program,
-        _debug_handle_map={_METHOD: _by_text(handles)},
-        _delegate_map={_METHOD: _by_text(delegates)},
-        _instruction_id_to_num_outs_map={_METHOD: _by_text(results)},
+        _debug_handle_map={_METHOD: _with_text_keys(handles)},
+        _delegate_map={_METHOD: _with_text_keys(delegates)},
+        _instruction_id_to_num_outs_map={_METHOD: _with_text_keys(results)},
         _representative_inputs=None if inputs is None else list(inputs),
         _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},
     )
 
 
-def _laid_out_otherwise(manager: ExecutorchProgramManager, method: str) -> list[int]:
+def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list[int]:
     """Operators on the CPU whose results are channels_last: ETDump does not tell, the Inspector would misread them."""
     from executorch.exir.delegate import executorch_call_delegate
 
@@ -76,12 +76,12 @@ def _laid_out_otherwise(manager: ExecutorchProgramManager, method: str) -> list[
     ]
 
 
-def _by_text(entries: Mapping[int, Any]) -> dict[Any, Any]:
+def _with_text_keys(entries: Mapping[int, Any]) -> dict[Any, Any]:
     """As a record is read: a key of JSON is a text."""
     return {str(key): value for key, value in entries.items()}
 
 
-def written(record: ETRecord) -> bytes:
+def serialize_etrecord(record: ETRecord) -> bytes:
     """The file, the same bytes for the same program: without the time, and without PyTorch's count of code it wrote."""
     original, result = io.BytesIO(), io.BytesIO()
     record.save(original)

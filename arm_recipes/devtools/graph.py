@@ -17,10 +17,10 @@ from arm_recipes._internal.executorch_programs import simplify_call
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_KEPT = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
+_KEPT_META = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
 
 
-def numbered(program: ExportedProgram) -> ExportedProgram:
+def assign_debug_handles(program: ExportedProgram) -> ExportedProgram:
     """A copy of a program as it was lowered, with the debug handles that delegates and events have."""
     program = _with_buffers(program)
     simplify_call(program)
@@ -28,10 +28,10 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
     number(program.graph, 1)
     for node in program.graph.nodes:
         handle = handle_of(node)
-        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        node.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         if handle is not None:
             node.meta["debug_handle"] = handle
-            _by_position(node)
+            _pass_by_position(node)
             node.args = tuple(list(arg) if isinstance(arg, tuple) else arg for arg in node.args)
     return program
 
@@ -45,7 +45,7 @@ def _with_buffers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _by_position(node: Node) -> None:
+def _pass_by_position(node: Node) -> None:
     """Give operands by position where the operator takes them so: the Inspector's graph leaves out the others."""
     if not isinstance(node.target, OpOverload) or not node.kwargs:
         return
@@ -65,24 +65,26 @@ class _Recorder(Interpreter):
     def __init__(self, module: GraphModule, names: Collection[str]) -> None:
         super().__init__(module)
         self._names = names
-        self.kept: dict[str, torch.Tensor] = {}
+        self.recorded: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: Node) -> Any:
         """One node."""
         value = super().run_node(n)
         if n.name in self._names and isinstance(value, torch.Tensor):
-            self.kept[n.name] = value.detach().clone()
+            self.recorded[n.name] = value.detach().clone()
         return value
 
 
-def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
+def compute_node_values(
+    program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]
+) -> dict[str, torch.Tensor]:
     """What nodes of a program give, computed by PyTorch."""
     program = _with_buffers(program)
     # Not program.module(): that checks inputs by code that it writes, which numbers and odd names are too much for.
     recorder = _Recorder(program.graph_module, names)
     with torch.no_grad():
         recorder.run(*_all_inputs(program, inputs))
-    return recorder.kept
+    return recorder.recorded
 
 
 def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arm_recipes._internal.messages import quiet
-from arm_recipes.devtools.calls import Call, calls
-from arm_recipes.devtools.etdump import buffer_bytes, check_loggable, events, log
-from arm_recipes.devtools.etrecord import etrecord, written
-from arm_recipes.devtools.graph import numbered, values
+from arm_recipes.devtools.calls import Call, collect_calls
+from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
+from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
+from arm_recipes.devtools.graph import assign_debug_handles, compute_node_values
 from arm_recipes.runtime import plugin
 from arm_recipes.samples.inputs import sample_list
 from arm_recipes.samples.sample import Inputs, as_inputs
@@ -55,7 +55,7 @@ class Method:
             raise ValueError(f"no method '{name}'; the program has: {', '.join(known)}")
         self._result, self._name = result, name
         self._report: MethodReport = known[name]
-        self._program: ExportedProgram = numbered(result.exported_programs[name])
+        self._program: ExportedProgram = assign_debug_handles(result.exported_programs[name])
         #: Of what loops call ExecuTorch's emitter tells no instructions: it has no events of ours.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
@@ -71,17 +71,17 @@ class Method:
         check_loggable(self._result.executorch_program, self._name)
         # A run of its own: what it takes to look into delegates is none of the time that the events have.
         found = self._calls(tensors)
-        real = self._real(tensors)
-        expected = values(self._program, real, {layer.node for call in found for layer in call.layers})
-        told = iter([events(call, expected) for call in found])
+        real = self._to_model(tensors)
+        expected = compute_node_values(self._program, real, {layer.node for call in found for layer in call.layers})
+        told = iter([collect_events(call, expected) for call in found])
         manager = self._result.executorch_program
         etdump, debug, outputs = self._result.program().etdump(
-            *self._taken(tensors),
+            *self._to_program(tensors),
             method=self._name,
-            debug_bytes=buffer_bytes(manager, self._name, expected),
-            listener=lambda run: None if run.checksum in self._in_loops else log(next(told)),
+            debug_bytes=debug_buffer_bytes(manager, self._name, expected),
+            listener=lambda run: None if run.checksum in self._in_loops else log_events(next(told)),
         )
-        return Dump(etdump, debug, etrecord(manager, self._name, self._program, found, real), tuple(outputs))
+        return Dump(etdump, debug, build_etrecord(manager, self._name, self._program, found, real), tuple(outputs))
 
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
@@ -89,49 +89,51 @@ class Method:
         """ETRecord of the method, with samples and what the program gives for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         found = self._calls(samples[0] if samples else zeros)
-        real = self._real(samples[0]) if samples else None
-        return etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
+        real = self._to_model(samples[0]) if samples else None
+        return build_etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
 
     def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
         """The delegates, and what their operations give in a run."""
         program = self._result.program()  # its delegates live as long as it does
-        with plugin.observed() as executions:
-            program.run(*self._taken(tensors), method=self._name)
+        with plugin.record_executions() as executions:
+            program.run(*self._to_program(tensors), method=self._name)
         known = [each for each in executions if each.checksum not in self._in_loops]
-        return calls(self._result.executorch_program, self._name, self._program, known)
+        return collect_calls(self._result.executorch_program, self._name, self._program, known)
 
-    def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
+    def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
         """What the program gives for samples, one after the other: buffers that it writes go on."""
         program = self._result.program()
-        runs = (program.run(*self._taken(tensors), method=self._name) for tensors in samples)
+        runs = (program.run(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
-    def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _to_model(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the model takes."""
         return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
-    def _taken(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _to_program(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the program takes."""
         return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
-    def bundled(self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
+    def build_test_suite(
+        self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]
+    ) -> Any:
         """ExecuTorch's ``MethodTestSuite``."""
         from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 
         pairs = zip(samples, outputs, strict=True)
-        with _bundling():
-            cases = [MethodTestCase(self._taken(given), list(made)) for given, made in pairs]
+        with _translate_bundling_errors():
+            cases = [MethodTestCase(self._to_program(given), list(made)) for given, made in pairs]
             return MethodTestSuite(self._name, cases)
 
 
-def inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
+def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
     """ExecuTorch's Inspector of one run."""
     import tempfile
     from pathlib import Path
 
     from executorch.devtools import Inspector
 
-    from arm_recipes.devtools.etdump import metadata
+    from arm_recipes.devtools.etdump import parse_metadata
 
     dump = Method(result, method).dump(tensors)
     with quiet(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
@@ -140,11 +142,11 @@ def inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) ->
             etdump_data=dump.etdump,
             etrecord=dump.record,
             debug_buffer_path=file.name,
-            delegate_metadata_parser=metadata,
+            delegate_metadata_parser=parse_metadata,
         )
 
 
-def files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
+def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
     """Content of the files beside a program, by name.
 
     Raises:
@@ -157,14 +159,14 @@ def files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[st
     for name in [method.name for method in result.report.methods] if etrecords else list(given):
         method = Method(result, name)
         samples = given.get(name)
-        outputs = None if samples is None else method.golden(samples)
+        outputs = None if samples is None else method.run_samples(samples)
         if samples is not None and outputs is not None:
-            suites.append(method.bundled(samples, outputs))
+            suites.append(method.build_test_suite(samples, outputs))
         if etrecords:
             record = method.record(samples or (), outputs or ())
-            found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = written(record)
+            found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
     if suites:
-        found[f"{stem}.bpte"] = _bundle(result, suites)
+        found[f"{stem}.bpte"] = _build_bundle(result, suites)
     return found
 
 
@@ -193,7 +195,7 @@ def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor
 
 
 @contextmanager
-def _bundling() -> Iterator[None]:
+def _translate_bundling_errors() -> Iterator[None]:
     """ExecuTorch asserts what it can bundle."""
     try:
         yield
@@ -203,12 +205,12 @@ def _bundling() -> Iterator[None]:
         ) from error
 
 
-def _bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
+def _build_bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
     """The program with its samples: the one that ``save`` writes, with its seal."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
-    with _bundling():
+    with _translate_bundling_errors():
         bundle = BundledProgram(result.executorch_program, suites)
     bundle.serialize_to_schema().program = result.buffer
     return bytes(serialize_from_bundled_program_to_flatbuffer(bundle))

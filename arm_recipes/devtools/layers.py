@@ -23,7 +23,7 @@ from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
 #: TOSA operators that give what they read, in another order or shape.
-_MOVES = ("RESHAPE", "TRANSPOSE", "IDENTITY")
+_MOVEMENT = ("RESHAPE", "TRANSPOSE", "IDENTITY")
 #: Types that NumPy has, by PyTorch's names: as TOSA computes them.
 _TYPES = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
 _TYPES |= {"int64": "int32", "float64": "float32"}
@@ -53,13 +53,13 @@ class _Value:
     """A node whose value an operation gives, with those that have the same one."""
 
     node: Node
-    same: tuple[Node, ...]
+    equivalents: tuple[Node, ...]
     dtype: str
     scale: float | None = None
     zero_point: int | None = None
 
 
-def layers(
+def find_layers(
     program: ExportedProgram,
     members: Collection[int],
     kinds: Sequence[str],
@@ -77,16 +77,18 @@ def layers(
     """
     nodes = [node for node in program.graph.nodes if node.meta.get("debug_handle") in members]
     made: dict[int, list[int]] = {}
-    for number, found in enumerate(_latest(nodes, handles, operators)):
+    for number, found in enumerate(_last_nodes(nodes, handles, operators)):
         made.setdefault(found, []).append(number)
-    moved = _moved(kinds, operators)
+    moved = _movement_sources(kinds, operators)
     places: dict[Node, int] = {}
     chosen: dict[Node, _Value] = {}
     for node in nodes:
-        value = None if node in chosen else _value(node, set(nodes), made)
+        value = None if node in chosen else _find_value(node, set(nodes), made)
         numbers = made.get(_handle(node), [])
-        while value is not None and numbers and kinds[numbers[-1]] in _MOVES:
-            if _fits(value, operators[numbers[-1]]) and (kinds[moved[numbers[-1]]] not in _MOVES or _may_move(node)):
+        while value is not None and numbers and kinds[numbers[-1]] in _MOVEMENT:
+            if _fits(value, operators[numbers[-1]]) and (
+                kinds[moved[numbers[-1]]] not in _MOVEMENT or _is_movement(node)
+            ):
                 break
             numbers.pop()  # for another reader, or an input as it is computed with
         if value is None or not numbers or not _fits(value, operators[numbers[-1]]):
@@ -96,13 +98,13 @@ def layers(
         if place is None or place in places.values():
             continue
         places[value.node] = place
-        chosen |= dict.fromkeys(value.same, value)
+        chosen |= dict.fromkeys(value.equivalents, value)
     written = {handle for found in handles for handle in found}
     hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in written}
-    return _divided(nodes, chosen, places, hidden)
+    return _assign_nodes(nodes, chosen, places, hidden)
 
 
-def _latest(
+def _last_nodes(
     nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[TosaOperator]
 ) -> Iterator[int]:
     """For each operator the last node that it is a part of; 0 for none.
@@ -125,7 +127,7 @@ def _union(bits: Iterable[int]) -> int:
     return reduce(or_, bits, 0)
 
 
-def _divided(
+def _assign_nodes(
     nodes: Sequence[Node], chosen: Mapping[Node, _Value], places: Mapping[Node, int], hidden: Collection[Node]
 ) -> list[Layer]:
     """All nodes but the ``hidden`` go to the first value that follows from them."""
@@ -151,27 +153,27 @@ def _divided(
     ]
 
 
-def _moved(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
+def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
     """For each operator the one whose elements it gives, behind those that only move them."""
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     found: list[int] = []
     for index, (kind, operator) in enumerate(zip(kinds, operators, strict=True)):
-        source = number.get(operator.inputs[0]) if kind in _MOVES else None
+        source = number.get(operator.inputs[0]) if kind in _MOVEMENT else None
         found.append(index if source is None else found[source])
     return found
 
 
-def _value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
+def _find_value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
     """What the last operation made for ``node`` gives: its value, or that value quantized."""
     same = [node]
-    while not is_quantize(node) and not _quantized(node):
+    while not is_quantize(node) and not _is_quantized_by_readers(node):
         following = next(iter(node.users)) if len(node.users) == 1 else None
         if following is None or following not in inside or _handle(following) in computed or is_dequantize(following):
-            return _plain(same[0])
+            return _unquantized_value(same[0])
         same.append(node := following)  # an operator that is part of the one before
     quantizes = [node] if is_quantize(node) else [user for user in node.users if user in inside]
     if not quantizes:
-        return _plain(same[0])
+        return _unquantized_value(same[0])
     scale, zero_point, _, _, dtype = quantizes[0].args[1:6]
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         return None
@@ -182,7 +184,7 @@ def _value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value |
     return _Value(reals[-1], everything, name, scale, zero_point) if reals else _Value(quantizes[-1], everything, name)
 
 
-def _plain(node: Node) -> _Value | None:
+def _unquantized_value(node: Node) -> _Value | None:
     made = node.meta.get("val")
     if not isinstance(made, torch.Tensor):
         return None
@@ -190,13 +192,13 @@ def _plain(node: Node) -> _Value | None:
     return None if name is None else _Value(node, (node,), name)
 
 
-def _quantized(node: Node) -> bool:
+def _is_quantized_by_readers(node: Node) -> bool:
     """Whether all that reads ``node`` quantizes it, by the same parameters."""
     users = list(node.users)
     return bool(users) and all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
 
 
-def _may_move(node: Node) -> bool:
+def _is_movement(node: Node) -> bool:
     """Whether a node may give what it reads, in another order or shape."""
     record = find(node)
     return record is None or record.kind is Kind.SHARED
@@ -213,7 +215,7 @@ def _handle(node: Node) -> int:
     return handle
 
 
-def handle_map(found: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+def map_handles(found: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     """Debug handles by operation, as events have them: those of the whole layer that an operation is a part of."""
     layer_of = {handle: layer.handles for layer in found for handle in layer.handles}
     mapped = {number: layer_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}

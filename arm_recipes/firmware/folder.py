@@ -29,7 +29,7 @@ def check_folder(folder: str | Path, what: str = "folder") -> Path:
     if not target.is_dir():
         raise ValueError(f"{what}: '{folder}' is a file; give the folder that the files go to")
     check_writable(target / MANIFEST)
-    known = _recorded(target)
+    known = _read_manifest(target)
     for path in _files(target):
         name = path.relative_to(target).as_posix()
         if name not in known and name != MANIFEST:
@@ -53,7 +53,7 @@ def write_folder(target: Path, contents: Mapping[str, bytes], told: Mapping[str,
         told: what the manifest tells beside the files.
     """
     target.mkdir(exist_ok=True)
-    before = _recorded(target)
+    before = _read_manifest(target)
     # First, with the old files and the new: what is broken off here can be done again.
     _write_manifest(target, {**before, **_digests(contents)}, told)
     for name, content in contents.items():
@@ -81,7 +81,7 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _recorded(target: Path) -> dict[str, str]:
+def _read_manifest(target: Path) -> dict[str, str]:
     try:
         known = json.loads((target / MANIFEST).read_bytes())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):

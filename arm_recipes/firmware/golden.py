@@ -33,7 +33,7 @@ class Port:
         return math.prod(self.info.shape) * size
 
 
-def made_up(inputs: Sequence[Port]) -> list[Tensor]:
+def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
     """A sample for a program of which there are none: noise, and zeros where integers may be indices."""
     import torch
 
@@ -53,7 +53,7 @@ def made_up(inputs: Sequence[Port]) -> list[Tensor]:
     return values
 
 
-def checked(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
+def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
     """The tensors of a sample.
 
     Raises:
@@ -74,7 +74,7 @@ def checked(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Te
     return tensors
 
 
-def content(tensor: Tensor, layout: PteTensor) -> bytes:
+def tensor_to_bytes(tensor: Tensor, layout: PteTensor) -> bytes:
     """The bytes in the order of memory."""
     import torch
 
@@ -82,7 +82,7 @@ def content(tensor: Tensor, layout: PteTensor) -> bytes:
     return bytes(ordered.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def tensor(data: bytes, port: Port) -> Tensor:
+def tensor_from_bytes(data: bytes, port: Port) -> Tensor:
     """The other way round."""
     import torch
 
@@ -93,7 +93,7 @@ def tensor(data: bytes, port: Port) -> Tensor:
     return flat.reshape([port.info.shape[axis] for axis in order]).permute(inverse).contiguous()
 
 
-def by_method(samples: Any, main: str) -> Mapping[str, Any]:
+def samples_by_method(samples: Any, main: str) -> Mapping[str, Any]:
     """The samples of each method; given without names, they are those of the main one."""
     if samples is None:
         return {}

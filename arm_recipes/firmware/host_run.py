@@ -16,7 +16,7 @@ _LINES = 6
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PoolSizes:
     """Pools, in bytes; None is as much as it takes.
 
     Attributes:
@@ -40,7 +40,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Trial:
+class HostRun:
     """What a run took.
 
     Attributes:
@@ -54,14 +54,14 @@ class Trial:
     outputs: tuple[tuple[bytes, ...], ...]
 
 
-def trial(program: bytes, sizes: Sizes, cases: Sequence[Case]) -> Trial:
+def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> HostRun:
     """Load all methods of ``sizes``, then execute the cases in order.
 
     Raises:
         RunError: a pool is too small, or something else failed.
         RuntimeUnavailable: there is no compiler here, for example.
     """
-    executable = build.firmware_trial()
+    executable = build.build_firmware_runner()
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
@@ -69,9 +69,9 @@ def trial(program: bytes, sizes: Sizes, cases: Sequence[Case]) -> Trial:
         done = subprocess.run([str(executable), str(folder / "request")], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             said = "\n".join(done.stderr.strip().splitlines()[-_LINES:]) or f"it ended with {done.returncode}"
-            raise RunError(f"the program does not run as firmware would run it, with {_told(sizes)}:\n{said}")
+            raise RunError(f"the program does not run as firmware would run it, with {_describe_sizes(sizes)}:\n{said}")
         lines = [line.split() for line in done.stdout.splitlines()]
-        return Trial(
+        return HostRun(
             pools={line[1]: int(line[2]) for line in lines if line[0] == "method"},
             temp=next(int(line[1]) for line in lines if line[0] == "temp"),
             outputs=tuple(
@@ -81,7 +81,7 @@ def trial(program: bytes, sizes: Sizes, cases: Sequence[Case]) -> Trial:
         )
 
 
-def _request(folder: Path, sizes: Sizes, cases: Sequence[Case]) -> Iterator[object]:
+def _request(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[object]:
     yield folder / "model.pte"
     yield from (sizes.fast_scratch, _number(sizes.temp), len(sizes.shared), *sizes.shared)
     yield len(sizes.methods)
@@ -103,7 +103,7 @@ def _number(size: int | None) -> int:
     return -1 if size is None else size
 
 
-def _told(sizes: Sizes) -> str:
+def _describe_sizes(sizes: PoolSizes) -> str:
     def of(size: int | None) -> str:
         return "enough" if size is None else f"{size:,} B"
 

@@ -31,7 +31,7 @@ class Kernels:
         return not self.portable and not self.others
 
 
-def kernels(operators: Iterable[str]) -> Kernels:
+def classify_kernels(operators: Iterable[str]) -> Kernels:
     """The kernels of a program's operators, each once, by name."""
     names = sorted(set(operators))
     portable = tuple(name for name in names if name.partition("::")[0] in _PORTABLE)

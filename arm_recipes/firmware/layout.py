@@ -14,11 +14,11 @@ from executorch.exir import schema
 from executorch.exir.schema import TensorShapeDynamism
 
 #: Size and alignment of a type.
-Shape = tuple[int, int]
+SizeAlign = tuple[int, int]
 #: Of a size, a dimension's place in memory, a truth value.
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
-_MOST_DIMENSIONS = 16
+_MAX_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Layout:
     """
 
     bits: int
-    named: Mapping[str, Shape]
-    delegate: Shape
-    chain: Shape
+    named: Mapping[str, SizeAlign]
+    delegate: SizeAlign
+    chain: SizeAlign
 
     @property
-    def pointer(self) -> Shape:
+    def pointer(self) -> SizeAlign:
         """Any."""
         return self.bits // 8, self.bits // 8
 
@@ -82,22 +82,22 @@ LAYOUTS = {
 LOADED_BYTES = {32: 120, 64: 168}
 
 
-def method_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
     """Bytes of the method allocator that loading a method takes, from a multiple of 16 bytes on."""
     used = 0
-    for size, alignment in _pieces(plan, bits):
+    for size, alignment in _allocations(plan, bits):
         used = -(-used // alignment) * alignment + size
     return used
 
 
-def lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
     """Bytes that the temp allocator must have for the runtime to look up kernels in it.
 
     With less it takes the method allocator for that, and does not give back what it took.
     """
     size, _ = LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
     counts = [len(call.args) for call in _calls(plan) if isinstance(call, schema.KernelCall)]
-    return max(counts, default=0) * (size + _MOST_DIMENSIONS)
+    return max(counts, default=0) * (size + _MAX_DIMENSIONS)
 
 
 def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
@@ -105,56 +105,56 @@ def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
         yield from (instruction.instr_args for instruction in chain.instructions)
 
 
-def _pieces(plan: schema.ExecutionPlan, bits: int) -> Iterator[Shape]:
+def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
     """Size and alignment of each piece, in order."""
     layout = LAYOUTS[bits]
-    yield _many(len(plan.values), layout.named["executorch::runtime::EValue"])
+    yield _array_of(len(plan.values), layout.named["executorch::runtime::EValue"])
     if plan.inputs:
-        yield _many(len(plan.inputs), _BYTE)  # which of them are set
+        yield _array_of(len(plan.inputs), _BYTE)  # which of them are set
     for value in plan.values:
         yield from _value(value.val, layout)
-    yield _many(len(plan.delegates), layout.delegate)
+    yield _array_of(len(plan.delegates), layout.delegate)
     for delegate in plan.delegates:
-        yield _many(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
+        yield _array_of(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
         if delegate.id == "EthosUBackend":
             yield LOADED_BYTES[bits], 8
-    yield _many(len(plan.chains), layout.chain)
+    yield _array_of(len(plan.chains), layout.chain)
     for chain in plan.chains:
         count = len(chain.instructions)
-        yield _many(count, layout.pointer)  # kernels
-        yield _many(count, layout.named["executorch::runtime::Span<uint8_t>"])  # lists of arguments
+        yield _array_of(count, layout.pointer)  # kernels
+        yield _array_of(count, layout.named["executorch::runtime::Span<uint8_t>"])  # lists of arguments
         for instruction in chain.instructions:
             call = instruction.instr_args
             if isinstance(call, (schema.KernelCall, schema.DelegateCall)):
-                yield _many(len(call.args), layout.pointer)
+                yield _array_of(len(call.args), layout.pointer)
 
 
-def _value(value: Any, layout: Layout) -> Iterable[Shape]:
+def _value(value: Any, layout: Layout) -> Iterable[SizeAlign]:
     boxed = layout.named["executorch::runtime::BoxedEvalueList<int64_t>"]
     match value:
         case schema.Tensor():
             return _tensor(value, layout)
         case schema.IntList():
-            return [_many(len(value.items), layout.pointer), _many(len(value.items), _INT64), boxed]
+            return [_array_of(len(value.items), layout.pointer), _array_of(len(value.items), _INT64), boxed]
         case schema.TensorList():
-            tensors = _many(len(value.items), layout.named["executorch::aten::Tensor"])
-            return [tensors, _many(len(value.items), layout.pointer), boxed]
+            tensors = _array_of(len(value.items), layout.named["executorch::aten::Tensor"])
+            return [tensors, _array_of(len(value.items), layout.pointer), boxed]
         case schema.OptionalTensorList():
-            tensors = _many(len(value.items), layout.named["std::optional<executorch::aten::Tensor>"])
-            return [_many(len(value.items), layout.pointer), tensors, boxed]
+            tensors = _array_of(len(value.items), layout.named["std::optional<executorch::aten::Tensor>"])
+            return [_array_of(len(value.items), layout.pointer), tensors, boxed]
         case schema.BoolList() | schema.DoubleList() | schema.String():
             return [layout.named["executorch::aten::ArrayRef<double>"]]
     return []
 
 
-def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[Shape]:
+def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[SizeAlign]:
     rank = len(tensor.sizes)
     if tensor.shape_dynamism != TensorShapeDynamism.STATIC:
-        yield _many(rank, _INT32)
-        yield _many(rank, _BYTE)
-    yield _many(rank, _INT32)  # strides
+        yield _array_of(rank, _INT32)
+        yield _array_of(rank, _BYTE)
+    yield _array_of(rank, _INT32)  # strides
     yield layout.named["executorch::aten::TensorImpl"]
 
 
-def _many(count: int, shape: Shape) -> Shape:
+def _array_of(count: int, shape: SizeAlign) -> SizeAlign:
     return count * shape[0], shape[1]

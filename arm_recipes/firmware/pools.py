@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arm_recipes.firmware.host_run import Case, Sizes, trial
-from arm_recipes.firmware.layout import lookup_bytes, method_bytes
+from arm_recipes.firmware.host_run import Case, PoolSizes, run_on_host
+from arm_recipes.firmware.layout import kernel_lookup_bytes, method_allocator_bytes
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.inspect import Inspection
 
@@ -51,13 +51,13 @@ class Pools:
     fast_scratch: int
     exact: bool
 
-    def here(self) -> Sizes:
+    def host_sizes(self) -> PoolSizes:
         """The sizes of this machine."""
         methods = tuple((method.name, method.pool_64, method.planned) for method in self.methods)
-        return Sizes(self.fast_scratch, self.temp_64, self.shared, methods)
+        return PoolSizes(self.fast_scratch, self.temp_64, self.shared, methods)
 
 
-def measure(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
+def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
     """Compute the pools, and compare with what a run takes that has more than enough of all.
 
     Args:
@@ -72,18 +72,20 @@ def measure(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Po
     schema = deserialize_pte_binary(program).program
     plans = {plan.name: plan for plan in schema.execution_plan}
     names = [method.name for method in inspection.methods]
-    planned = {name: _extents(plans[name]) for name in names}
+    planned = {name: _planned_extents(plans[name]) for name in names}
     memories = max(map(len, planned.values()))
     shared = tuple(max(sizes[at] for sizes in planned.values() if at < len(sizes)) for at in range(1, memories))
-    scratch, fast = _delegates(inspection)
-    enough = Sizes(fast, None, shared, tuple((name, None, planned[name][0]) for name in names))
-    measured = trial(program, enough, cases)
-    exact = all(method_bytes(plans[name], 64) == measured.pools[name] for name in names)
+    scratch, fast = _scratch_sizes(inspection)
+    enough = PoolSizes(fast, None, shared, tuple((name, None, planned[name][0]) for name in names))
+    measured = run_on_host(program, enough, cases)
+    exact = all(method_allocator_bytes(plans[name], 64) == measured.pools[name] for name in names)
     methods = []
     for name in names:
         here = measured.pools[name]
-        methods.append(MethodPools(name, method_bytes(plans[name], 32) if exact else here, here, planned[name][0]))
-    lookup = {bits: max(lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
+        methods.append(
+            MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else here, here, planned[name][0])
+        )
+    lookup = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
     # What goes beyond both is a kernel's own, which may hold pointers.
     least = max(scratch, lookup[64])
     kernel = measured.temp if measured.temp > least else 0
@@ -91,7 +93,7 @@ def measure(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Po
     return Pools(tuple(methods), shared, temp, max(least, kernel), fast, exact and not kernel)
 
 
-def _extents(plan: Any) -> list[int]:
+def _planned_extents(plan: Any) -> list[int]:
     """Bytes of each memory of the plan that a tensor reaches; the plan itself rounds up."""
     ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
     for value in plan.values:
@@ -111,7 +113,7 @@ def _element_size(scalar_type: Any) -> int:
     return size
 
 
-def _delegates(inspection: Inspection) -> tuple[int, int]:
+def _scratch_sizes(inspection: Inspection) -> tuple[int, int]:
     """Scratch and fast scratch of the delegates that take most, in whole cache lines."""
     payloads = [
         delegate.payload
@@ -119,9 +121,9 @@ def _delegates(inspection: Inspection) -> tuple[int, int]:
         for delegate in method.delegates
         if isinstance(delegate.payload, EthosUPayload)
     ]
-    scratch = _lines(payload.scratch_bytes for payload in payloads)
-    return scratch, _lines(payload.fast_scratch_bytes or 0 for payload in payloads)
+    scratch = _round_to_cache_lines(payload.scratch_bytes for payload in payloads)
+    return scratch, _round_to_cache_lines(payload.fast_scratch_bytes or 0 for payload in payloads)
 
 
-def _lines(counts: Iterable[int]) -> int:
+def _round_to_cache_lines(counts: Iterable[int]) -> int:
     return -(-max(counts, default=0) // CACHE_LINE) * CACHE_LINE

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.firmware.folder import check_folder, write_folder
-from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
-from arm_recipes.firmware.host_run import Case, trial
-from arm_recipes.firmware.kernels import Kernels, kernels
-from arm_recipes.firmware.pools import Pools, measure
-from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
+from arm_recipes.firmware.golden import (
+    Port,
+    check_tensors,
+    random_inputs,
+    samples_by_method,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
+from arm_recipes.firmware.host_run import Case, run_on_host
+from arm_recipes.firmware.kernels import Kernels, classify_kernels
+from arm_recipes.firmware.pools import Pools, measure_pools
+from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, render_files
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
@@ -107,12 +114,12 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
         RunError: the program does not run on this machine, or there is no compiler here.
     """
     target = check_folder(folder)
-    model = gathered(source, samples, target.name)
+    model = build_model(source, samples, target.name)
     contents = {
-        **rendered(model),
-        **_backend(),
+        **render_files(model),
+        **_backend_sources(),
         "model.pte": model.program,
-        "model.bpte": bundled(model.program, model.ports, model.golden),
+        "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
     }
     saved = Firmware(
         str(target),
@@ -128,53 +135,53 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
     return saved
 
 
-def gathered(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
+def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
     """All that the files tell, of a program that ran in its pools; arguments and errors as ``save_firmware``."""
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
-        return _gathered(Program(source.buffer), samples, _of_result(source), _made_here(), name)
+        return _build_model(Program(source.buffer), samples, _converter_of_result(source), _installed_versions(), name)
     program = source if isinstance(source, Program) else load(source)
-    return _gathered(program, samples, _of_program, (_UNKNOWN, version("executorch")), name)
+    return _build_model(program, samples, _convert_program_sample, (_UNKNOWN, version("executorch")), name)
 
 
-def _made_here() -> tuple[str, str]:
+def _installed_versions() -> tuple[str, str]:
     return vela.version(), version("executorch")
 
 
-def _of_result(result: Artifact) -> Convert:
+def _converter_of_result(result: Artifact) -> Convert:
     from arm_recipes.samples.sample import as_inputs
 
     reports = {method.name: method for method in result.report.methods}
 
     def convert(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-        return checked(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
+        return check_tensors(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
 
     return convert
 
 
-def _of_program(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-    return checked(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
+def _convert_program_sample(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
+    return check_tensors(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
 
 
-def _gathered(program: Program, samples: Any, convert: Convert, made_with: tuple[str, str], name: str) -> Model:
+def _build_model(program: Program, samples: Any, convert: Convert, made_with: tuple[str, str], name: str) -> Model:
     inspection, methods = inspect_program(program.data), program.content.methods
     _check(inspection)
     ports = tuple(_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
     cases = tuple(_cases(ports, samples, convert))
-    pools = measure(program.data, inspection, [_first(cases, of.method) for of in ports])
+    pools = measure_pools(program.data, inspection, [_first_case(cases, of.method) for of in ports])
     return Model(
         name=name,
         program=program.data,
         versions=_versions(inspection, program, *made_with),
         pools=pools,
         ports=ports,
-        kernels=kernels(operator for method in inspection.methods for operator in method.operators),
-        golden=Golden(cases, trial(program.data, pools.here(), cases).outputs),
+        kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
+        golden=Golden(cases, run_on_host(program.data, pools.host_sizes(), cases).outputs),
     )
 
 
-def _first(cases: Sequence[Case], method: str) -> Case:
+def _first_case(cases: Sequence[Case], method: str) -> Case:
     return next(case for case in cases if case.method == method)
 
 
@@ -232,7 +239,7 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
     from arm_recipes.samples.inputs import sample_list
 
     names = [of.method for of in ports]
-    given = by_method(samples, "forward" if "forward" in names else names[0])
+    given = samples_by_method(samples, "forward" if "forward" in names else names[0])
     unknown = [name for name in given if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
@@ -243,9 +250,9 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
             raise
         what = f"of method '{of.method}'"
         converted = [convert(of.method, of, sample, f"samples[{i}] {what}") for i, sample in enumerate(found)]
-        for tensors in converted or [made_up(of.inputs)]:
+        for tensors in converted or [random_inputs(of.inputs)]:
             pairs = zip(tensors, of.inputs, strict=True)
-            yield Case(of.method, tuple(content(given, port.layout) for given, port in pairs), len(of.outputs))
+            yield Case(of.method, tuple(tensor_to_bytes(given, port.layout) for given, port in pairs), len(of.outputs))
 
 
 def _versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
@@ -257,7 +264,7 @@ def _versions(inspection: Inspection, program: Program, vela: str, executorch: s
     ]
     npus = sorted({f"Ethos-U{payload.product}-{payload.macs}" for payload in payloads})
     delegates = [delegate for method in program.content.methods.values() for delegate in method.delegates]
-    releases = sorted({_architecture(delegate.data) for delegate in delegates})
+    releases = sorted({_read_architecture(delegate.data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
         executorch=executorch,
@@ -268,19 +275,19 @@ def _versions(inspection: Inspection, program: Program, vela: str, executorch: s
     )
 
 
-def _architecture(payload: memoryview) -> str:
+def _read_architecture(payload: memoryview) -> str:
     """Of the word behind the configuration in the stream's header: major 28-31, minor 20-27, patch 16-19."""
     word = int.from_bytes(read_parts(payload).commands[12:16], "little")
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 
-def _backend() -> dict[str, bytes]:
+def _backend_sources() -> dict[str, bytes]:
     """The sources of the backend, which match the program."""
     paths = sorted(path for pattern in _BACKEND for path in SOURCES.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
 
 
-def bundled(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
+def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
     """The program with the cases, as ExecuTorch's bundled program."""
     import tempfile
 
@@ -293,8 +300,8 @@ def bundled(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
         tests = []
         for case, outputs in zip(golden.cases, golden.outputs, strict=True):
             if case.method == of.method:
-                given = [tensor(data, port) for data, port in zip(case.inputs, of.inputs, strict=True)]
-                expected = [tensor(data, port) for data, port in zip(outputs, of.outputs, strict=True)]
+                given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, of.inputs, strict=True)]
+                expected = [tensor_from_bytes(data, port) for data, port in zip(outputs, of.outputs, strict=True)]
                 tests.append(MethodTestCase(inputs=given, expected_outputs=expected))
         suites.append(MethodTestSuite(of.method, tests))
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:

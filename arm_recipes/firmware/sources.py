@@ -18,7 +18,7 @@ from arm_recipes.runtime.pte import dtype_number
 
 #: Bytes of an array in a line of C.
 _LINE = 24
-_PLACE = re.compile(r"@([A-Z_0-9]+)@")
+_PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
 #: Runs on the device and on this machine differ in nothing but the portable kernels' floating point.
 _TOLERANCE = 1e-5
 #: Of the payload reader in ``runtime/``: ``arm_runtime::kPayloadFormat``.
@@ -82,13 +82,13 @@ def identifier(text: str) -> str:
     return re.sub(r"[^0-9A-Za-z_]", lambda found: f"u{ord(found[0]):x}", text)
 
 
-def rendered(model: Model) -> dict[str, bytes]:
+def render_files(model: Model) -> dict[str, bytes]:
     """The files by their paths in the folder."""
     places = {**_versions(model), **_memory(model.pools), **_build(model)}
     places["TENSORS"] = "\n".join(chain.from_iterable(map(_macros, model.ports)))
     own = {
         "model.c": {
-            "PTE": array(model.program),
+            "PTE": format_array(model.program),
             "TABLES": "\n".join(chain.from_iterable(map(_tables, model.ports))),
             "METHODS": "\n".join(map(_method, model.ports)),
         },
@@ -101,7 +101,7 @@ def rendered(model: Model) -> dict[str, bytes]:
     result = {}
     for name in _TEMPLATES:
         text = root.joinpath(*name.split("/")).read_text()
-        result[name] = _filled(text, {**places, **own.get(name, {})}).encode()
+        result[name] = _fill_placeholders(text, {**places, **own.get(name, {})}).encode()
     return result
 
 
@@ -122,11 +122,11 @@ _TEMPLATES = (
 )
 
 
-def _filled(text: str, places: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: places[found[1]], text)
+def _fill_placeholders(text: str, places: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda found: places[found[1]], text)
 
 
-def array(data: bytes) -> str:
+def format_array(data: bytes) -> str:
     """The numbers between the braces of an array in C; braces must not be empty."""
     data = data or b"\0"
     return ",\n".join(",".join(map(str, data[at : at + _LINE])) for at in range(0, len(data), _LINE))
@@ -242,7 +242,7 @@ def _golden_arrays(golden: Golden) -> Iterator[str]:
     for number, (case, outputs) in enumerate(zip(golden.cases, golden.outputs, strict=True)):
         for side, contents in (("input", case.inputs), ("output", outputs)):
             for index, content in enumerate(contents):
-                yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{array(content)}}};"
+                yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{format_array(content)}}};"
             if contents:
                 names = ", ".join(f"case{number}_{side}{index}" for index in range(len(contents)))
                 yield f"static const uint8_t *const case{number}_{side}s[] = {{{names}}};"
@@ -290,11 +290,11 @@ def _build(model: Model) -> dict[str, str]:
         "SHARED_ROWS": "".join(
             f"| Memory {at} of the plan, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
         ),
-        "KERNELS": "\n".join(f"- `{name}`" for name in _all(kernels)) or "none",
+        "KERNELS": "\n".join(f"- `{name}`" for name in _all_kernels(kernels)) or "none",
     }
 
 
-def _all(kernels: Kernels) -> Sequence[str]:
+def _all_kernels(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 

@@ -44,7 +44,7 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno"
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
-def plugin() -> Path:
+def build_plugin() -> Path:
     """Path of the plugin's shared library; compiles it if the cache has none for this ExecuTorch.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
@@ -53,43 +53,43 @@ def plugin() -> Path:
     Raises:
         RuntimeUnavailable: there is no compiler, it failed, or the cache cannot be written.
     """
-    executorch = _executorch()
+    executorch = _executorch_folder()
     link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
-    target = cache_folder() / f"host_plugin-{_key(executorch)}.so"
+    target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
     if not target.exists():
-        _compile(executorch, target, units(), link)
+        _compile(executorch, target, plugin_sources(), link)
     return target
 
 
-def firmware_trial() -> Path:
-    """Path of ``runtime/firmware/pools.cpp``, compiled; as ``plugin``, which has the emulator of the NPU.
+def build_firmware_runner() -> Path:
+    """Path of ``runtime/firmware/pools.cpp``, compiled; as ``build_plugin``, which has the emulator of the NPU.
 
     Raises:
-        RuntimeUnavailable: as ``plugin``.
+        RuntimeUnavailable: as ``build_plugin``.
     """
-    executorch, emulator = _executorch(), plugin()
+    executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
     # Kernels register themselves: nothing refers to their libraries.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = cache_folder() / f"firmware_trial-{_key(executorch, _FIRMWARE, link)}"
+    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
     if not target.exists():
         _compile(executorch, target, [SOURCES / unit for unit in _FIRMWARE_UNITS], link)
     return target
 
 
-def units() -> list[Path]:
+def plugin_sources() -> list[Path]:
     """The sources of the plugin."""
     return [*(SOURCES / unit for unit in _HOST_UNITS), *sorted((SOURCES / _EMULATOR).glob("*.cpp"))]
 
 
-def _executorch() -> Path:
+def _executorch_folder() -> Path:
     import executorch.runtime
 
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Sequence[str] = ()) -> str:
+def _cache_key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Sequence[str] = ()) -> str:
     """Changes with everything that the library is made from."""
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
@@ -101,7 +101,7 @@ def _key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Se
     return digest.hexdigest()[:24]
 
 
-def _compiler() -> list[str]:
+def _find_compiler() -> list[str]:
     """The compiler's command line so far: ``CXX`` may have a launcher and flags, as in ``ccache g++``."""
     given = os.environ.get("CXX", "")
     try:
@@ -125,7 +125,7 @@ def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequ
         *("-I", str(SOURCES), "-isystem", str(SOURCES / "ethosu_simulated"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
-    command = [*_compiler(), *_FLAGS]
+    command = [*_find_compiler(), *_FLAGS]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Under another name first: another process may build or load it at this moment.

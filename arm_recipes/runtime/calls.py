@@ -10,7 +10,7 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
 
 
-def placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
     """All inputs in order.
 
     Raises:
@@ -29,7 +29,7 @@ def placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapp
     return [*tensors, *(named[name] for name in names[len(tensors) :])]
 
 
-def checked_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:
+def check_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:
     """The input as the runtime takes it.
 
     Raises:

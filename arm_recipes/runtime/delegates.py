@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
-from arm_recipes.runtime.ethosu_payload import Find
-from arm_recipes.runtime.payload_parts import whole
+from arm_recipes.runtime.ethosu_payload import NamedDataLookup
+from arm_recipes.runtime.payload_parts import join_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_TRIAL_SECONDS = 600.0
+_SANDBOX_SECONDS = 600.0
 #: Exit code of a trial that found this machine lacking, not the payload damaged.
-TRIAL_UNAVAILABLE = 3
+SANDBOX_UNAVAILABLE = 3
 
 
 class Delegate(Protocol):
@@ -66,45 +66,47 @@ class TosaDelegate:
 
         return reference.run(self._payload, arrays)
 
-    def inside(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
+    def run_intermediates(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
         """What tensors of the graph are in one execution."""
         from arm_backend_core.tosa import reference
-        from arm_recipes.runtime.tosa_graph import with_outputs
+        from arm_recipes.runtime.tosa_graph import replace_outputs
 
-        return reference.run(with_outputs(self._payload, names), arrays)
+        return reference.run(replace_outputs(self._payload, names), arrays)
 
     def close(self) -> None:
         """See ``Delegate``."""
 
 
-def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
-    return TosaDelegate(bytes(whole(payload, find)))
+def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+    return TosaDelegate(bytes(join_parts(payload, find)))
 
 
-def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
+def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
+def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
     return EthosUDelegate(payload, compile_specs, find)
 
 
 #: Backend id -> what makes a delegate of a payload, its compile specs, and the program's named data.
-BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], Find], Delegate]] = {
+BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
     "TOSABackend": _tosa,
     "VgfBackend": _vgf,
     "EthosUBackend": _ethosu,
 }
 #: Those that a damaged payload can crash, and this process with them: the reference model has a process of its own,
 #: and the emulator of Ethos-U checks every access.
-_CRASHES = frozenset({"VgfBackend"})
+_CRASH_PRONE = frozenset({"VgfBackend"})
 
 
-def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: Find = lambda _: None) -> Delegate:
+def create_delegate(
+    backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup = lambda _: None
+) -> Delegate:
     """Make a payload ready to run; ``find`` gives the program's named data.
 
     A damaged payload can crash a Vulkan driver, and this process with it. One that has a checksum is checked against
@@ -118,8 +120,8 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], fi
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        if backend in _CRASHES:
-            _try(backend, payload)
+        if backend in _CRASH_PRONE:
+            _run_in_sandbox(backend, payload)
     elif checksum(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
@@ -128,7 +130,7 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], fi
     return BACKENDS[backend](payload, compile_specs, find)
 
 
-def _try(backend: str, payload: bytes) -> None:
+def _run_in_sandbox(backend: str, payload: bytes) -> None:
     """Run a payload of unknown origin on zeros in another process.
 
     Raises:
@@ -143,14 +145,14 @@ def _try(backend: str, payload: bytes) -> None:
             input=payload,
             env=environment(),
             capture_output=True,
-            timeout=_TRIAL_SECONDS,
+            timeout=_SANDBOX_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_TRIAL_SECONDS:.0f} s") from None
+        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_SANDBOX_SECONDS:.0f} s") from None
     if trial.returncode != 0:
         said = trial.stderr.decode(errors="replace").strip().splitlines()
         reason = said[-1] if trial.returncode > 0 and said else f"a trial run {describe_exit(trial.returncode)}"
-        if trial.returncode == TRIAL_UNAVAILABLE:
+        if trial.returncode == SANDBOX_UNAVAILABLE:
             raise RuntimeUnavailable(reason)
         raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
-from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, Find, read_parts, with_fast_scratch
+from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, NamedDataLookup, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 #: Scratch and fast scratch are counted in 32 bits: a stream cannot reach further into them.
-_MOST_BYTES = 2**32
+_MAX_BYTES = 2**32
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class EthosUDelegate:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
-    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: Find | None = None) -> None:
+    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup | None = None) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
         parts = read_parts(payload, find)
@@ -110,7 +110,7 @@ class EthosUDelegate:
         self._load(replace(parts, payload=described), compile_specs.get(CHECKSUM_KEY))
 
     @classmethod
-    def of_parts(
+    def from_parts(
         cls, parts: EthosUParts, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
     ) -> EthosUDelegate:
         """One whose parts are not in a container of ExecuTorch's.
@@ -142,7 +142,7 @@ class EthosUDelegate:
         if unplaced:
             raise PayloadError(f"{self._name}: nothing computes output {unplaced[0]}: it has no place in memory")
         told = described.fast_scratch_bytes
-        fast_scratch = _MOST_BYTES if told is None else min(told, _MOST_BYTES)
+        fast_scratch = _MAX_BYTES if told is None else min(told, _MAX_BYTES)
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
             self._stream = Stream(
@@ -150,7 +150,7 @@ class EthosUDelegate:
                 bytes(parts.commands),
                 parts.weights,
                 *memory,
-                shared=parts.named,
+                shared=parts.has_external_weights,
                 one_arena=one_arena,
                 variables=variables,
             )
@@ -164,7 +164,7 @@ class EthosUDelegate:
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
         """See ``Delegate``. Takes and returns bytes: what they stand for is in the program around it."""
-        with self._named():
+        with self._translate_errors():
             return self._stream.run(arrays)
 
     def fill(self, tensor: EthosUTensor, value: int) -> None:
@@ -184,8 +184,8 @@ class EthosUDelegate:
         """
         if self._stream.is_aliased:
             raise RunError(f"{self._name} uses regions 1 and 2, which are the same memory: it cannot be watched")
-        with self._named():
-            self._stream.watch(FINDINGS)
+        with self._translate_errors():
+            self._stream.enable_access_checks(FINDINGS)
             self._stream.run(arrays)
         figures = self._stream.figures()
         lists = (figures.bytes_read, figures.bytes_written, figures.peak, figures.touched)
@@ -196,7 +196,7 @@ class EthosUDelegate:
     def _layers(self, origins: Origins) -> tuple[EthosULayer, ...]:
         layers: dict[Origin, list[Operation]] = {}
         for operation in self._stream.operations():
-            origin = origins.of(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
+            origin = origins.find(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
             layers.setdefault(origin, []).append(operation)
         return tuple(
             EthosULayer(
@@ -212,14 +212,14 @@ class EthosUDelegate:
 
     def trace(self, arrays: Sequence[Array]) -> list[EthosUOperation]:
         """Execute once, operation by operation."""
-        with self._named():
+        with self._translate_errors():
             return [
                 EthosUOperation(done.name.decode(), done.offset, bool(done.indexed), done.region, done.address, result)
                 for done, result in self._stream.trace(arrays)
             ]
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Errors of the stream as those of a run."""
         try:
             yield

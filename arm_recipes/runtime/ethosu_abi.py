@@ -46,7 +46,7 @@ class Operation(ctypes.Structure):
     )
 
 
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
     """A library with the functions, which from now on take what they are declared with."""
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
     for name, arguments, result in (
@@ -72,6 +72,6 @@ def emulator() -> ctypes.CDLL:
     Raises:
         RuntimeUnavailable: it cannot be built or loaded.
     """
-    from arm_recipes.runtime.host_library import library
+    from arm_recipes.runtime.host_library import load_plugin
 
-    return declared(library())
+    return declare_functions(load_plugin())

@@ -52,7 +52,7 @@ class Origins:
     def __init__(self, record: Delegate | None) -> None:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
-        places = [operator.place for operator in operators]
+        places = [operator.index for operator in operators]
         known = [_origin(record, layer, places) for layer in layers if record is not None]
         ends = [(end, origin) for layer, origin in zip(layers, known, strict=True) for end in layer.commands]
         self._ends = sorted(ends, key=lambda end: end[0])
@@ -67,7 +67,7 @@ class Origins:
         if waiting is not None:
             self._indexed[None] = waiting
 
-    def of(self, offset: int, *, indexed: bool = False) -> Origin:
+    def find(self, offset: int, *, indexed: bool = False) -> Origin:
         """Of the command at a byte from the first command on; ``indexed``: it is a DMA by indices."""
         found = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
         end, origin = self._ends[found] if found < len(self._ends) else (None, Origin())
@@ -88,7 +88,7 @@ def _origin(record: Delegate, layer: Layer, places: Sequence[int]) -> Origin:
     return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 
-def named(error: RunError, records: Mapping[bytes, Delegate]) -> str:
+def describe_with_origin(error: RunError, records: Mapping[bytes, Delegate]) -> str:
     """What an error says, with layer and source line of the command that it is about.
 
     Args:
@@ -97,5 +97,5 @@ def named(error: RunError, records: Mapping[bytes, Delegate]) -> str:
     command = error.command
     if command is None:
         return str(error)
-    origin = str(Origins(records.get(command.checksum)).of(command.offset, indexed=command.indexed))
+    origin = str(Origins(records.get(command.checksum)).find(command.offset, indexed=command.indexed))
     return f"{error} ({origin})" if origin else str(error)

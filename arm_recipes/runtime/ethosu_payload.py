@@ -11,17 +11,17 @@ from typing import Final
 from arm_recipes.runtime.errors import PayloadError
 
 #: Looks named data of a program up; None where there is none.
-Find = Callable[[str], bytes | memoryview | None]
+NamedDataLookup = Callable[[str], bytes | memoryview | None]
 _HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
 _INPUTS, _OUTPUTS, _FOOTER = "inputs", "outputs", "vela_end_stream"
 _NAMES: Final = (_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH, _INPUTS, _OUTPUTS, _FOOTER)
-_NAMED: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
+_NAME_BY_BYTES: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
 #: Bytes of a block's header, and where in it the length and the flag for data that is elsewhere are.
-_BLOCK, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
+_BLOCK_HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 _ALIGNMENT = 16
 #: An input or output: shape (6), element size, offset, region.
 _TENSOR: Final = struct.Struct("<9i")
-_RANK, _MOST_TENSORS, _MOST_BYTES = 6, 1024, 2**32 - 1
+_RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 _PRODUCTS: Final = (55, 65, 85)
 #: Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
 NAME_LENGTH: Final = 64
@@ -86,14 +86,14 @@ class EthosUParts:
     Attributes:
         commands: the command stream, of which ``header_bytes`` come before the first command.
         weights: none where they are named data of the program that are not looked up.
-        named: whether they are such data, which others may read too.
+        has_external_weights: whether they are such data, which others may read too.
     """
 
     payload: EthosUPayload
     commands: memoryview
     header_bytes: int
     weights: memoryview
-    named: bool
+    has_external_weights: bool
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
@@ -105,7 +105,7 @@ def read_payload(data: bytes | memoryview) -> EthosUPayload:
     return read_parts(data).payload
 
 
-def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUParts:
+def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) -> EthosUParts:
     """Read and validate a payload.
 
     Args:
@@ -115,17 +115,17 @@ def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUPart
         PayloadError: it is truncated or damaged, the message says where; or its weights are not found.
     """
     if len(data) == 0:
-        raise _damaged(_HEADER, 0, "the payload is empty")
-    blocks = _blocks(memoryview(data))
+        raise _damage_error(_HEADER, 0, "the payload is empty")
+    blocks = _read_blocks(memoryview(data))
     for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
         blocks[name].check_length(length)
     commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
     weights = blocks[_WEIGHTS].data
     if blocks[_WEIGHTS].external:
-        weights = memoryview(b"" if find is None else found(bytes(weights).decode(), find))
-    stream = _stream(commands)
-    inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
-    outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
+        weights = memoryview(b"" if find is None else look_up_weights(bytes(weights).decode(), find))
+    stream = _read_stream_header(commands)
+    inputs = _read_tensors(blocks[_INPUTS], INPUT, scratch, stream)
+    outputs = _read_tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
     described = EthosUPayload(
         product=stream.product,
         macs=stream.macs,
@@ -140,7 +140,7 @@ def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUPart
     return EthosUParts(described, commands.data, stream.header_bytes, weights, blocks[_WEIGHTS].external)
 
 
-def found(name: str, find: Find) -> bytes | memoryview:
+def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
     """Weights that are named data.
 
     Raises:
@@ -155,10 +155,10 @@ def found(name: str, find: Find) -> bytes | memoryview:
     return data
 
 
-def inlined(data: bytes | memoryview, find: Find) -> bytes | memoryview:
+def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
     """A payload with its weights inside, if they are named data; else as it is, also where it is damaged."""
     try:
-        blocks = _blocks(memoryview(data)) if len(data) else {}
+        blocks = _read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
         return data  # who reads it will say so
     weights = blocks.get(_WEIGHTS)
@@ -167,15 +167,15 @@ def inlined(data: bytes | memoryview, find: Find) -> bytes | memoryview:
     from arm_backend_core.backends.payload import block_stream
 
     inside = {name: bytes(block.data) for name, block in blocks.items()}
-    inside[_WEIGHTS] = bytes(found(inside[_WEIGHTS].decode(), find))
+    inside[_WEIGHTS] = bytes(look_up_weights(inside[_WEIGHTS].decode(), find))
     return block_stream(list(inside.items()))
 
 
-def with_weights_outside(data: bytes, commands: bytes, name: str) -> bytes:
+def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
     """The payload with other commands, and the name of its weights in place of these."""
     from arm_backend_core.backends.payload import block_stream
 
-    blocks = {block: bytes(found.data) for block, found in _blocks(memoryview(data)).items()}
+    blocks = {block: bytes(found.data) for block, found in _read_blocks(memoryview(data)).items()}
     return block_stream(list((blocks | {_COMMANDS: commands, _WEIGHTS: name.encode()}).items()), external=(_WEIGHTS,))
 
 
@@ -195,7 +195,7 @@ def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]
     return replace(payload, fast_scratch_bytes=int.from_bytes(value, "little"))
 
 
-def _damaged(block: str, offset: int, reason: str) -> PayloadError:
+def _damage_error(block: str, offset: int, reason: str) -> PayloadError:
     return PayloadError(f"block '{block}' at byte {offset}: {reason}")
 
 
@@ -217,63 +217,65 @@ class _Block:
         return value
 
     def damaged(self, at: int, reason: str) -> PayloadError:
-        return _damaged(self.name, self.offset + at, reason)
+        return _damage_error(self.name, self.offset + at, reason)
 
     def check_length(self, length: int) -> None:
         if self.size != length:
-            raise self.damaged(_LENGTH_AT - _BLOCK, f"its length is {self.size} bytes, not {length}")
+            raise self.damaged(_LENGTH_AT - _BLOCK_HEADER_BYTES, f"its length is {self.size} bytes, not {length}")
 
 
-def _blocks(data: memoryview) -> dict[str, _Block]:
+def _read_blocks(data: memoryview) -> dict[str, _Block]:
     """The blocks by name: names, headers and lengths are checked, not what is in them."""
     blocks: dict[str, _Block] = {}
     at, last = 0, _HEADER
     while at < len(data):
-        block, at = _block(data, at, last, blocks)
+        block, at = _read_block(data, at, last, blocks)
         blocks[block.name] = block
         last = block.name
         if last == _FOOTER and at < len(data):
-            raise _damaged(last, at, f"{len(data) - at} bytes follow the last block")
+            raise _damage_error(last, at, f"{len(data) - at} bytes follow the last block")
     for name in _NAMES:
         if name not in blocks:
-            raise _damaged(name, len(data), "the payload ends without this block")
+            raise _damage_error(name, len(data), "the payload ends without this block")
     return blocks
 
 
-def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
+def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
     """The block at ``start``, behind that of the name ``last``, and where the next one begins."""
     left = len(data) - start
-    if left < _BLOCK:
+    if left < _BLOCK_HEADER_BYTES:
         tail = f"{left} follow this one" if start else f"the payload {left}"
-        raise _damaged(last, start, f"the header of a block has {_BLOCK} bytes, {tail}")
-    name = _NAMED.get(bytes(data[start : start + 16]))
+        raise _damage_error(last, start, f"the header of a block has {_BLOCK_HEADER_BYTES} bytes, {tail}")
+    name = _NAME_BY_BYTES.get(bytes(data[start : start + 16]))
     if start == 0 and name != _HEADER:
         reason = "the bytes do not start with this block: not a program compiled for an Ethos-U"
-        raise _damaged(_HEADER, 0, reason)
+        raise _damage_error(_HEADER, 0, reason)
     if name is None:
-        raise _damaged(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
+        raise _damage_error(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
     if name in known:
-        raise _damaged(name, start, "the block occurs twice")
-    header = data[start : start + _BLOCK]
+        raise _damage_error(name, start, "the block occurs twice")
+    header = data[start : start + _BLOCK_HEADER_BYTES]
     external = header[_EXTERNAL_AT] == 1
     if external and name != _WEIGHTS:
         reason = "its data is kept outside the payload, which is not supported: export it inline"
-        raise _damaged(name, start + _EXTERNAL_AT, reason)
-    for at in range(_EXTERNAL_AT + external, _BLOCK):
+        raise _damage_error(name, start + _EXTERNAL_AT, reason)
+    for at in range(_EXTERNAL_AT + external, _BLOCK_HEADER_BYTES):
         if header[at] != 0:
-            raise _damaged(name, start + at, f"reserved byte is {header[at]}, not 0")
+            raise _damage_error(name, start + at, f"reserved byte is {header[at]}, not 0")
     length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
-    left -= _BLOCK
+    left -= _BLOCK_HEADER_BYTES
     if length > left:
         reason = f"its length is {length} bytes, {left} are left in the payload"
-        raise _damaged(name, start + _LENGTH_AT, reason)
-    first, padding = start + _BLOCK, -length % _ALIGNMENT
+        raise _damage_error(name, start + _LENGTH_AT, reason)
+    first, padding = start + _BLOCK_HEADER_BYTES, -length % _ALIGNMENT
     if padding > left - length:
-        raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
+        raise _damage_error(
+            name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload"
+        )
     if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
         wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
         reason = f"{wrong}: export the program again"
-        raise _damaged(name, start + _EXTERNAL_AT, reason)
+        raise _damage_error(name, start + _EXTERNAL_AT, reason)
     return _Block(name, data[first : first + length], first, external), first + length + padding
 
 
@@ -302,19 +304,19 @@ def read_header(commands: memoryview) -> StreamHeader:
     Raises:
         PayloadError: it is truncated or damaged; the message says where.
     """
-    return _stream(_Block("command stream", commands, 0))
+    return _read_stream_header(_Block("command stream", commands, 0))
 
 
-def _stream(block: _Block) -> StreamHeader:
+def _read_stream_header(block: _Block) -> StreamHeader:
     if block.size == 0:
         raise block.damaged(0, "the command stream is empty")
-    reader = {b"COP1": _cop1, b"COP2": _cop2}.get(bytes(block.data[:4]))
+    reader = {b"COP1": _read_cop1_header, b"COP2": _read_cop2_header}.get(bytes(block.data[:4]))
     if reader is None:
         raise block.damaged(0, "it starts neither with COP1 nor with COP2")
     return reader(block)
 
 
-def _configuration(block: _Block, at: int) -> tuple[int, int]:
+def _read_configuration(block: _Block, at: int) -> tuple[int, int]:
     """Product and multiply-accumulates, from the word that the NPU's own CONFIG register is compared with."""
     word = block.number(at)
     product, log2_macs = word >> 28, word & 0xF
@@ -326,7 +328,7 @@ def _configuration(block: _Block, at: int) -> tuple[int, int]:
     return _PRODUCTS[product], 1 << log2_macs
 
 
-def _cop1(block: _Block) -> StreamHeader:
+def _read_cop1_header(block: _Block) -> StreamHeader:
     """The magic, then records: a tag word, whose lowest byte is the kind; the rest is the length of commands in words.
 
     The length's high part is in bits 8 to 15, the low part in bits 16 to 31.
@@ -340,7 +342,7 @@ def _cop1(block: _Block) -> StreamHeader:
         elif kind == 1:
             if left < 12:
                 raise block.damaged(at, "its configuration is cut off")
-            configured = _configuration(block, at + 4)
+            configured = _read_configuration(block, at + 4)
             at += 12
         elif kind == 2:
             size = 4 * ((tag >> 8 & 0xFF) << 16 | tag >> 16)
@@ -356,7 +358,7 @@ def _cop1(block: _Block) -> StreamHeader:
     raise block.damaged(at, "it ends without commands")
 
 
-def _cop2(block: _Block) -> StreamHeader:
+def _read_cop2_header(block: _Block) -> StreamHeader:
     """Fields at fixed bytes, as ``ethosu_payload.cpp`` lists them. Minor versions only add to the metadata."""
     fixed, metadata_at = 60, 28
     if block.size < fixed:
@@ -382,15 +384,15 @@ def _cop2(block: _Block) -> StreamHeader:
         raise block.damaged(24, reason)
     if (addressing := block.number(48)) not in (1, 2):
         raise block.damaged(48, f"unknown addressing {addressing}")
-    return StreamHeader("COP2", ends, *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+    return StreamHeader("COP2", ends, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
 
 
-def _tensors(block: _Block, own_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
+def _read_tensors(block: _Block, own_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
     if block.size < 4:
         raise block.damaged(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
-    if count > _MOST_TENSORS or block.size != 4 + _TENSOR.size * count:
-        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MOST_TENSORS})"
+    if count > _MAX_TENSORS or block.size != 4 + _TENSOR.size * count:
+        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
         raise block.damaged(0, reason)
     tensors: list[EthosUTensor] = []
     for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
@@ -413,7 +415,7 @@ def _check_tensor(
         if extent <= 0:
             raise block.damaged(at + 4 * dimension, f"dimension {dimension} of tensor {index} is {extent}")
         nbytes *= extent
-        if nbytes > _MOST_BYTES:
+        if nbytes > _MAX_BYTES:
             raise block.damaged(at, f"tensor {index} is larger than 4 GiB")
     own = tensor.region == own_region
     if not own and tensor.region != SCRATCH:

@@ -32,14 +32,14 @@ class StreamError(Exception):
         self.indexed = indexed
 
 
-class _Pages:
+class _SharedWeights:
     """Weights of a program with many streams, written down once: each has them until it writes into a page.
 
     Attributes:
-        known: those in use, by where their source lies, which stays there as long.
+        instances: those in use, by where their source lies, which stays there as long.
     """
 
-    known: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _Pages]] = weakref.WeakValueDictionary()
+    instances: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _SharedWeights]] = weakref.WeakValueDictionary()
 
     def __init__(self, source: Array) -> None:
         self._source, self._file = source, os.memfd_create("weights")
@@ -49,13 +49,13 @@ class _Pages:
             written += os.write(self._file, source[written:].data)
 
     @classmethod
-    def of(cls, source: Array) -> _Pages:
+    def for_source(cls, source: Array) -> _SharedWeights:
         """The one that there is, or a new one."""
         key = source.ctypes.data, source.nbytes
-        pages = cls.known.get(key) or cls(source)
-        return cls.known.setdefault(key, pages)
+        pages = cls.instances.get(key) or cls(source)
+        return cls.instances.setdefault(key, pages)
 
-    def own(self) -> Array:
+    def map_copy_on_write(self) -> Array:
         """Memory with these bytes that may be written."""
         import numpy as np
 
@@ -100,8 +100,8 @@ class Stream:
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
         sizes[WEIGHTS], sizes[SCRATCH], sizes[FAST_SCRATCH] = len(weights), scratch, fast_scratch
         given = np.frombuffer(weights, np.uint8)
-        self._pages = _Pages.of(given) if shared and hasattr(os, "memfd_create") else None
-        first = given.copy() if self._pages is None else self._pages.own()
+        self._shared_weights = _SharedWeights.for_source(given) if shared and hasattr(os, "memfd_create") else None
+        first = given.copy() if self._shared_weights is None else self._shared_weights.map_copy_on_write()
         limits, message = (ctypes.c_uint64 * REGIONS)(*sizes), Message()
         self._program = library.arm_npu_load(commands, len(commands), first.ctypes.data, limits, ctypes.byref(message))
         if self._program is None:
@@ -120,7 +120,7 @@ class Stream:
         Raises:
             StreamError: it fails, or the watch finds something.
         """
-        self._place(arrays)
+        self._write_inputs(arrays)
         self._call("execute", self._bases)
         return [self._bytes_of(tensor) for tensor in self._outputs]
 
@@ -128,7 +128,7 @@ class Stream:
         """Set all bytes of a tensor."""
         self._bytes_of(tensor)[:] = value & 0xFF
 
-    def watch(self, fails: int) -> None:
+    def enable_access_checks(self, fails: int) -> None:
         """Watch the accesses of all executions from now on; ``fails``: findings that end one, as bits."""
         arguments: list[Any] = []
         for tensors in ((*self._inputs, *self._variables), self._outputs):
@@ -137,7 +137,7 @@ class Stream:
         self._call("watch", *arguments, fails)
 
     def figures(self) -> Figures:
-        """Of the last execution, which may have failed; zeros but for operations and commands without ``watch``."""
+        """Of the last execution, which may have failed; zeros but for operations and commands without ``enable_access_checks``."""
         figures = Figures()
         self._library.arm_npu_measure(self._program, ctypes.byref(figures))
         return figures
@@ -156,7 +156,7 @@ class Stream:
             StreamError: as ``run``.
             LookupError: the emulator cannot tell what an operation wrote.
         """
-        self._place(arrays)
+        self._write_inputs(arrays)
         for index, operation in enumerate(self.operations()):
             self._call("step", index, self._bases)
             yield operation, self._result(index, operation)
@@ -176,7 +176,7 @@ class Stream:
             raise LookupError(f"what {operation.name.decode()} at byte {operation.offset} wrote is not known")
         return result
 
-    def _place(self, arrays: Sequence[Array]) -> None:
+    def _write_inputs(self, arrays: Sequence[Array]) -> None:
         for tensor, array in zip(self._inputs, arrays, strict=True):
             if tensor.offset >= 0:  # else nothing reads it
                 self._bytes_of(tensor)[:] = array

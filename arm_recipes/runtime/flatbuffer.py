@@ -49,7 +49,7 @@ class Flatbuffer:
         if at < 0 or at + count > len(self.data):
             raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, there are {len(self.data):,}")
 
-    def spend(self, count: int) -> None:
+    def charge(self, count: int) -> None:
         """Note that ``count`` bytes are read. References can make a small file look endless; this ends it."""
         self._unread -= count
         if self._unread < 0:
@@ -62,29 +62,29 @@ class Table:
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 
     def __init__(self, buffer: Flatbuffer, at: int) -> None:
-        buffer.spend(_TABLE_BYTES)
+        buffer.charge(_TABLE_BYTES)
         self._buffer, self._at = buffer, at
         self._vtable = at - buffer.number(_I32, at)
         self._vtable_bytes = buffer.number(_U16, self._vtable)
 
     def number(self, field: int, kind: str = "i") -> int:
         """An integer by its ``struct`` letter; 0 if it is absent, which is the default of all that we read."""
-        at = self._field(field)
+        at = self._find_field(field)
         return 0 if at is None else self._buffer.number(struct.Struct("<" + kind), at)
 
-    def real(self, field: int) -> float:
+    def double(self, field: int) -> float:
         """A double; 0 if it is absent."""
-        at = self._field(field)
+        at = self._find_field(field)
         return 0.0 if at is None else float(self._buffer.number(_F64, at))
 
     def table(self, field: int) -> Table | None:
         """A table, None if it is absent."""
-        at = self._field(field)
+        at = self._find_field(field)
         return None if at is None else Table(self._buffer, self._buffer.target(at))
 
     def text(self, field: int) -> str:
         """A string, empty if it is absent."""
-        at = self._field(field)
+        at = self._find_field(field)
         return "" if at is None else _text(self._buffer, at)
 
     def view(self, field: int) -> memoryview:
@@ -94,44 +94,44 @@ class Table:
 
     def span(self, field: int) -> tuple[int, int]:
         """Where a vector of bytes begins, and how many there are."""
-        return self._vector(field, 1)
+        return self._find_vector(field, 1)
 
-    def copied(self, field: int) -> bytes:
+    def read_bytes(self, field: int) -> bytes:
         """A short vector of bytes."""
         view = self.view(field)
-        self._buffer.spend(len(view))
+        self._buffer.charge(len(view))
         return bytes(view)
 
     def numbers(self, field: int, kind: str) -> tuple[int, ...]:
         """A vector of numbers by their ``struct`` letter."""
         size = struct.calcsize("<" + kind)
-        start, count = self._vector(field, size)
-        self._buffer.spend(size * count)
+        start, count = self._find_vector(field, size)
+        self._buffer.charge(size * count)
         return struct.unpack_from(f"<{count}{kind}", self._buffer.data, start)
 
     def texts(self, field: int) -> tuple[str, ...]:
         """A vector of strings."""
-        start, count = self._vector(field, _U32.size)
-        self._buffer.spend(_U32.size * count)
+        start, count = self._find_vector(field, _U32.size)
+        self._buffer.charge(_U32.size * count)
         return tuple(_text(self._buffer, start + _U32.size * index) for index in range(count))
 
-    def place(self, field: int) -> int | None:
+    def field_position(self, field: int) -> int | None:
         """Where the field itself is: the number, or the reference to what it holds; None if it is absent."""
-        return self._field(field)
+        return self._find_field(field)
 
     def tables(self, field: int) -> Tables:
         """A vector of tables, each read when it is taken."""
-        return Tables(self._buffer, *self._vector(field, _U32.size))
+        return Tables(self._buffer, *self._find_vector(field, _U32.size))
 
-    def _field(self, field: int) -> int | None:
+    def _find_field(self, field: int) -> int | None:
         slot = 4 + 2 * field
         if slot + 2 > self._vtable_bytes:
             return None
         offset = self._buffer.number(_U16, self._vtable + slot)
         return self._at + offset if offset else None
 
-    def _vector(self, field: int, size: int) -> tuple[int, int]:
-        at = self._field(field)
+    def _find_vector(self, field: int, size: int) -> tuple[int, int]:
+        at = self._find_field(field)
         if at is None:
             return 0, 0
         start = self._buffer.target(at)
@@ -160,7 +160,7 @@ def _text(buffer: Flatbuffer, at: int) -> str:
     count = buffer.number(_U32, start)
     start += _U32.size
     buffer.check(start, count + 1)  # the zero after it, too
-    buffer.spend(count)
+    buffer.charge(count)
     try:
         return str(buffer.data[start : start + count], "utf-8")
     except UnicodeDecodeError:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @once
-def library() -> ctypes.CDLL:
+def load_plugin() -> ctypes.CDLL:
     """The plugin: ``runtime/host`` and ``runtime/ethosu_emulator``.
 
     Raises:
@@ -26,7 +26,7 @@ def library() -> ctypes.CDLL:
 
     from arm_recipes.runtime import build
 
-    path = build.plugin()
+    path = build.build_plugin()
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -9,11 +9,11 @@ from pathlib import Path
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
-from arm_recipes.runtime.payload_parts import Find, whole
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, NamedDataLookup, read_payload, with_fast_scratch
+from arm_recipes.runtime.payload_parts import join_parts
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
-from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
-from arm_recipes.runtime.signature import Value, signature
+from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
+from arm_recipes.runtime.signature import Value, read_signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
 
@@ -112,18 +112,18 @@ def inspect_program(source: str | Path | bytes) -> Inspection:
         ValueError: there is no such file, or it is no program (``ProgramError``).
     """
     if isinstance(source, bytes):
-        return _inspection(source)
+        return _inspect(source)
     try:
         data = Path(source).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read '{source}': {error.strerror}") from error
     try:
-        return _inspection(data)
+        return _inspect(data)
     except ProgramError as error:
         raise ProgramError(f"'{source}': {error}") from None
 
 
-def _vela_inspection(data: bytes) -> Inspection:
+def _inspect_vela_tflite(data: bytes) -> Inspection:
     model = read_vela_tflite(data)
     payloads = [
         replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
@@ -139,17 +139,17 @@ def _vela_inspection(data: bytes) -> Inspection:
     return Inspection(len(data), (method,), {}, {})
 
 
-def _inspection(data: bytes) -> Inspection:
+def _inspect(data: bytes) -> Inspection:
     if is_tflite(data):
-        return _vela_inspection(data)
-    program = read(data)
+        return _inspect_vela_tflite(data)
+    program = read_program(data)
     methods = []
     told: set[str] = set()
     for name, method in program.methods.items():
         if method.constants is not None:
             continue
-        values = signature(program, name)
-        told |= values.published
+        values = read_signature(program, name)
+        told |= values.quantization_methods
         delegates = tuple(_delegate(delegate, program.named_data.get) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
@@ -164,11 +164,11 @@ def _inspection(data: bytes) -> Inspection:
     )
 
 
-def _delegate(delegate: PteDelegate, find: Find) -> DelegateInspection:
+def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
     reader = _READERS.get(delegate.backend)
     payload, problem = None, None
     try:
-        payload = reader(memoryview(whole(delegate.data, find))) if reader is not None else None
+        payload = reader(memoryview(join_parts(delegate.data, find))) if reader is not None else None
         if isinstance(payload, EthosUPayload):
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:

@@ -10,7 +10,7 @@ from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError
-from arm_recipes.runtime.signature import reference_of
+from arm_recipes.runtime.signature import read_reference_digest
 
 if TYPE_CHECKING:
     pass
@@ -76,7 +76,7 @@ def _bytes(source: str | Path | bytes) -> bytes:
 
 def _reference_program(data: bytes, reference: bytes) -> Program:
     program = Program(reference)
-    if reference_of(program.content) != hashlib.sha256(data).hexdigest():
+    if read_reference_digest(program.content) != hashlib.sha256(data).hexdigest():
         raise RunError(
             "the reference program was made from another program, so it would give other results. "
             "Save both again with save(path, reference=True), or remove the reference program"

@@ -11,17 +11,17 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, Find, found, inlined
+from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, NamedDataLookup, inline_weights, look_up_weights
 
 #: What the names of such data begin with; as much of the data's SHA-256 follows as ``NAME_LENGTH`` leaves.
-PREFIX = "arm_weights_"
+WEIGHTS_PREFIX = "arm_weights_"
 _MAGIC = b"ARMPARTS"
 _PART = struct.Struct("<BI")  # whether it is a name, and its length
 
 
-def name_of(data: bytes) -> str:
+def weights_name(data: bytes) -> str:
     """The name of weights that methods share."""
-    return (PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
+    return (WEIGHTS_PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
 
 
 def split_payload(parts: Sequence[bytes | str]) -> bytes:
@@ -31,18 +31,18 @@ def split_payload(parts: Sequence[bytes | str]) -> bytes:
     return _MAGIC + b"".join(_PART.pack(isinstance(part, str), len(data)) + data for part, data in pairs)
 
 
-def whole(payload: bytes | memoryview, find: Find) -> bytes | memoryview:
+def join_parts(payload: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
     """The payload with all of its parts.
 
     Raises:
         PayloadError: a part is missing, or it is damaged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
-        return inlined(payload, find)
+        return inline_weights(payload, find)
     return b"".join(_parts(memoryview(payload), find))
 
 
-def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
+def _parts(payload: memoryview, find: NamedDataLookup) -> Iterator[bytes | memoryview]:
     at = len(_MAGIC)
     while at < len(payload):
         if len(payload) - at < _PART.size:
@@ -53,4 +53,4 @@ def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield found(bytes(part).decode(errors="replace"), find) if is_name else part
+        yield look_up_weights(bytes(part).decode(errors="replace"), find) if is_name else part

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
+from arm_recipes.runtime.delegates import BACKENDS, Delegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
-from arm_recipes.runtime.host_library import library
+from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.runtime.lazy import once
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ _loading = threading.local()
 
 
 @contextmanager
-def loading(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
+def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
     """Let payloads that are loaded on this thread find their program's named data."""
     before, _loading.named = getattr(_loading, "named", {}), named
     try:
@@ -102,7 +102,7 @@ _observers = threading.local()
 
 
 @contextmanager
-def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
+def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
     """Call ``listener`` each time that a delegate has run on this thread, before the program goes on."""
     before, _observers.listener = getattr(_observers, "listener", None), listener
     try:
@@ -112,10 +112,10 @@ def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
 
 
 @contextmanager
-def observed() -> Iterator[list[Execution]]:
+def record_executions() -> Iterator[list[Execution]]:
     """Collect what delegates that run on this thread are given and give."""
     executions: list[Execution] = []
-    with listening(executions.append):
+    with listen_to_delegates(executions.append):
         yield executions
 
 
@@ -129,14 +129,14 @@ def log_output(operation: int, array: Array) -> None:
     order = (ctypes.c_uint8 * max(array.ndim, 1))(*range(array.ndim))
     code = next(code for code, name in _SCALAR_TYPES.items() if name == array.dtype.name)
     tensor = _Tensor(array.ctypes.data, array.nbytes, sizes, order, array.ndim, code)
-    if library().arm_host_log_output(ctypes.c_int32(operation), ctypes.byref(tensor)) != 0:
+    if load_plugin().arm_host_log_output(ctypes.c_int32(operation), ctypes.byref(tensor)) != 0:
         raise RunError(f"ETDump: the debug buffer has no room for operation {operation}, {array.nbytes:,} bytes")
 
 
 def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
     """Tell the event tracer, from a listener, when an operation ran: nanoseconds from the delegate's start on."""
     span = ctypes.c_uint64(start), ctypes.c_uint64(end)
-    library().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
+    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
 
 
 class _Executor:
@@ -159,7 +159,7 @@ class _Executor:
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }
             named: Mapping[str, Any] = getattr(_loading, "named", {})
-            delegate = prepare(self._backend, ctypes.string_at(payload, size), described, named.get)
+            delegate = create_delegate(self._backend, ctypes.string_at(payload, size), described, named.get)
             handle = next(self._handles)
             self._delegates[handle], self._checksums[handle] = delegate, described.get(CHECKSUM_KEY)
             return handle
@@ -177,9 +177,9 @@ class _Executor:
                     f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
                 )
             arrays = [
-                _bytes(self._backend, index, tensors[index], info)
+                _as_bytes(self._backend, index, tensors[index], info)
                 if isinstance(info, EthosUTensor)
-                else _view(self._backend, tensors[index], info)
+                else _as_array(self._backend, tensors[index], info)
                 for index, info in enumerate(expected)
             ]
             given, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
@@ -202,7 +202,7 @@ class _Executor:
             delegate.close()
 
 
-def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
+def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     """A tensor of the runtime as an array over the same memory, in memory order.
 
     Raises:
@@ -219,16 +219,16 @@ def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
             f"{backend}: the program gives '{expected.name}' of a delegate as {kind or 'an unknown type'}{list(shape)} "
             f"(in memory order), its payload has {expected}. They do not belong together: export the program again."
         )
-    dtype = np.dtype(_dtype(kind))
+    dtype = np.dtype(_numpy_dtype(kind))
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
     if size != tensor.nbytes or not tensor.data:
         raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
-    return _memory(tensor).view(dtype).reshape(shape)
+    return _tensor_memory(tensor).view(dtype).reshape(shape)
 
 
-def _bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
+def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
     """The bytes of a tensor of the runtime, over the same memory.
 
     Raises:
@@ -237,21 +237,21 @@ def _bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Arr
     import numpy as np
 
     kind = _SCALAR_TYPES.get(tensor.dtype)
-    size = 0 if kind is None else np.dtype(_dtype(kind)).itemsize
+    size = 0 if kind is None else np.dtype(_numpy_dtype(kind)).itemsize
     if size != expected.element_size or tensor.nbytes != expected.nbytes or not tensor.data:
         raise RunError(
             f"{backend}: the program gives tensor {index} of a delegate as {tensor.nbytes} bytes of "
             f"{kind or 'an unknown type'}, its payload has {expected}. They do not belong together: export the "
             "program again."
         )
-    return _memory(tensor)
+    return _tensor_memory(tensor)
 
 
-def _dtype(kind: str) -> str:
+def _numpy_dtype(kind: str) -> str:
     return _AS_BYTES.get(kind, kind)
 
 
-def _memory(tensor: Any) -> Array:
+def _tensor_memory(tensor: Any) -> Array:
     import numpy as np
 
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
@@ -269,7 +269,7 @@ def install() -> Sequence[_Executor]:
     # What ExecuTorch has no kernels for in its base runtime: quantize and dequantize of programs for VGF.
     import executorch.kernels.quantized  # noqa: F401
 
-    loaded = library()
+    loaded = load_plugin()
     _call(loaded.arm_host_install)
     executors = [_Executor(backend) for backend in BACKENDS]
     for backend, executor in zip(BACKENDS, executors, strict=True):

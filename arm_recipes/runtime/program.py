@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.calls import call_batch, checked_input, placed
+from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_origins import named
+from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
-from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read
+from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, SizedMethod
-from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods
+from arm_recipes.runtime.signature import Signature, Value, read_signature, read_sized_methods, verify_checksum
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
@@ -45,18 +45,18 @@ class Program:
     """
 
     def __init__(self, data: bytes) -> None:
-        content = read(data)
-        check_seal(data, content)
+        content = read_program(data)
+        verify_checksum(data, content)
         if not content.methods:
             raise ProgramError("damaged: it has no methods")
-        self._hold(data, content, {name: signature(content, name) for name in content.methods})
+        self._initialize(data, content, {name: read_signature(content, name) for name in content.methods})
 
-    def _hold(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
+    def _initialize(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
         # First, so that they are released before the bytes, which they read.
         self._methods: dict[str, Any] = {}
-        self._shared: Any = None
+        self._shared_program: Any = None
         self.content = content
-        self.sized = sized_methods(self.content)
+        self.sized = read_sized_methods(self.content)
         self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
@@ -71,15 +71,15 @@ class Program:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """Inputs of ``forward`` (without one, of the first method), with scale and zero point if quantized."""
-        return self.signature(self._main).inputs
+        return self.signature(self._main_method).inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
         """Outputs of the same method."""
-        return self.signature(self._main).outputs
+        return self.signature(self._main_method).outputs
 
     @property
-    def _main(self) -> str:
+    def _main_method(self) -> str:
         names = self.methods or tuple(self.content.methods)
         return "forward" if "forward" in names else names[0]
 
@@ -121,7 +121,7 @@ class Program:
             return self._reference_for(backend).run(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
             return self._run_sized(self.sized[method], tensors, named, pad)
-        given = self._taken(method, tensors, named)
+        given = self._bind_inputs(method, tensors, named)
         with self._lock:
             return self._execute(method, given)
 
@@ -129,11 +129,11 @@ class Program:
         self, sized: SizedMethod, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
         first, *_ = sized.methods
-        given = placed(sized.name, self.signature(first), tensors, named)
+        given = bind_arguments(sized.name, self.signature(first), tensors, named)
         if len(given) != len(sized.inputs):
             raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(given)}")
         sizes = sized.sizes(given)
-        method = sized.chosen(sizes, pad)
+        method = sized.select_method(sizes, pad)
         outputs = self.run(*pad_inputs(given, self.signature(method), pad), method=method)
         return crop_outputs(outputs, sized.outputs, sizes)
 
@@ -148,13 +148,13 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``.
         """
-        from arm_recipes.runtime.trace import traced
+        from arm_recipes.runtime.trace import trace_delegate
 
-        with plugin.observed() as executions:
+        with plugin.record_executions() as executions:
             self.run(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
             with self._lock:
-                operations = list(traced(number, execution, self.records.get(execution.checksum or b"")))
+                operations = list(trace_delegate(number, execution, self.records.get(execution.checksum or b"")))
             yield from operations
 
     def run_batch(
@@ -195,18 +195,18 @@ class Program:
             "load finds it there, or takes it as reference=..."
         )
 
-    def _taken(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    def _bind_inputs(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """The tensors as the method takes them, in order."""
         expected = self.signature(method)
-        return self._checked(method, expected, placed(method, expected, tensors, named))
+        return self._check_inputs(method, expected, bind_arguments(method, expected, tensors, named))
 
-    def _checked(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
+    def _check_inputs(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
         if len(tensors) != len(expected.inputs):
             names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
         described = self.content.methods[method].inputs
         return [
-            checked_input(index, value, kind, tensor)
+            check_input(index, value, kind, tensor)
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, described, tensors, strict=True))
         ]
 
@@ -230,8 +230,13 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``.
         """
-        given = self._checked(method, self.signature(method), tensors)
-        with self._lock, self._told(method), plugin.loading(self.content.named_data), plugin.listening(listener):
+        given = self._check_inputs(method, self.signature(method), tensors)
+        with (
+            self._lock,
+            self._translate_errors(method),
+            plugin.provide_named_data(self.content.named_data),
+            plugin.listen_to_delegates(listener),
+        ):
             program = self._runtime(method).load_program(self.data, enable_etdump=True, debug_buffer_size=debug_bytes)
             outputs = list(program.load_method(method).execute(given))
         with TemporaryDirectory() as folder:
@@ -241,15 +246,15 @@ class Program:
         return etdump, debug, outputs
 
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        with self._told(name):
+        with self._translate_errors(name):
             method = self._methods.get(name)
             if method is None:
-                with plugin.loading(self.content.named_data):
+                with plugin.provide_named_data(self.content.named_data):
                     method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
+    def _translate_errors(self, name: str) -> Iterator[None]:
         """What fails in the runtime, with what a delegate says of it."""
         plugin.take_failure()
         try:
@@ -263,7 +268,7 @@ class Program:
             if not isinstance(cause, Exception):  # Ctrl-C
                 raise cause from None
             kind = type(cause) if isinstance(cause, RunError) else RunError
-            said = named(cause, self.records) if isinstance(cause, RunError) else cause
+            said = describe_with_origin(cause, self.records) if isinstance(cause, RunError) else cause
             raise kind(f"'{name}' cannot be run: {said}") from cause
 
     def _runtime(self, name: str) -> Any:
@@ -281,10 +286,12 @@ class Program:
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
             return runtime.load_program(self.data).load_method(name)
-        if self._shared is None:  # all methods now: to load one later would give the buffers their first values again
-            self._shared = runtime.load_program(self.data)
-            self._methods |= {method: self._shared.load_method(method) for method in self.methods}
-        return self._methods.get(name) or self._shared.load_method(name)
+        if (
+            self._shared_program is None
+        ):  # all methods now: to load one later would give the buffers their first values again
+            self._shared_program = runtime.load_program(self.data)
+            self._methods |= {method: self._shared_program.load_method(method) for method in self.methods}
+        return self._methods.get(name) or self._shared_program.load_method(name)
 
     @property
     def _shares_state(self) -> bool:

@@ -230,7 +230,7 @@ class PteProgram:
     named_data: dict[str, memoryview]
 
 
-def read(data: bytes | memoryview) -> PteProgram:
+def read_program(data: bytes | memoryview) -> PteProgram:
     """Read a program. Payloads are views of ``data``, which must not change while they are used.
 
     Raises:
@@ -246,7 +246,7 @@ class _Reader:
     """Reads one program."""
 
     def __init__(self, data: memoryview) -> None:
-        program, segments = _split(data)
+        program, segments = _split_segments(data)
         self._root = Flatbuffer(program).root
         self._segments = [
             _segment(index, segments, table.number(_DataSegment.offset, "Q"), table.number(_DataSegment.size, "Q"))
@@ -262,13 +262,14 @@ class _Reader:
             for table in self._root.tables(_Program.named_data)
         ]
         return PteProgram(
-            _unique([(method.name, method) for method in methods], "methods"), _unique(named, "pieces of named data")
+            _unique_by_name([(method.name, method) for method in methods], "methods"),
+            _unique_by_name(named, "pieces of named data"),
         )
 
     def _method(self, plan: Table) -> PteMethod:
         values = plan.tables(_ExecutionPlan.values)
-        inputs = [_at(values, index, "value") for index in plan.numbers(_ExecutionPlan.inputs, "i")]
-        outputs = [_at(values, index, "value") for index in plan.numbers(_ExecutionPlan.outputs, "i")]
+        inputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.inputs, "i")]
+        outputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.outputs, "i")]
         idle = not any(len(chain.tables(_Chain.instructions)) for chain in plan.tables(_ExecutionPlan.chains))
         # The runtime counts buffers from 1; what stands at 0 means nothing.
         sizes = plan.numbers(_ExecutionPlan.non_const_buffer_sizes, "q")[1:]
@@ -276,11 +277,11 @@ class _Reader:
             raise ProgramError(f"damaged: a buffer of {min(sizes)} bytes")
         return PteMethod(
             name=plan.text(_ExecutionPlan.name),
-            inputs=tuple(map(_type, inputs)),
-            outputs=tuple(map(_type, outputs)),
-            operators=tuple(map(_operator, plan.tables(_ExecutionPlan.operators))),
+            inputs=tuple(map(_describe_value, inputs)),
+            outputs=tuple(map(_describe_value, outputs)),
+            operators=tuple(map(_operator_name, plan.tables(_ExecutionPlan.operators))),
             delegates=tuple(map(self._delegate, plan.tables(_ExecutionPlan.delegates))),
-            constants=tuple(map(_constant, outputs)) if idle and not inputs else None,
+            constants=tuple(map(_constant_value, outputs)) if idle and not inputs else None,
             planned_bytes=sum(sizes),
             arenas=len(sizes),
         )
@@ -294,18 +295,18 @@ class _Reader:
         index = reference.number(_BackendDelegateDataReference.index, "I")
         if location not in (_INLINE, _SEGMENT):
             raise ProgramError(f"damaged: the payload of a delegate for {backend!r} is at the unknown place {location}")
-        data = _at(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
+        data = _element(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
         tables = delegate.tables(_BackendDelegate.compile_specs)
-        specs = {spec.text(_CompileSpec.key): spec.copied(_CompileSpec.value) for spec in tables}
+        specs = {spec.text(_CompileSpec.key): spec.read_bytes(_CompileSpec.value) for spec in tables}
         if "" in specs:  # the runtime would read from the null pointer
             raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
         return PteDelegate(backend, data, specs)
 
     def _segment(self, index: int) -> memoryview:
-        return _at(self._segments, index, "segment")
+        return _element(self._segments, index, "segment")
 
 
-def _split(data: memoryview) -> tuple[memoryview, memoryview]:
+def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
     """The flatbuffer and the segments that follow it."""
     if len(data) < _HEADER_AT:
         raise ProgramError(f"truncated: {len(data)} bytes are too few for a program")
@@ -334,34 +335,34 @@ def _segment(index: int, segments: memoryview, offset: int, count: int) -> memor
     return segments[offset : offset + count]
 
 
-def _type(value: Table) -> PteTensor | str:
+def _describe_value(value: Table) -> PteTensor | str:
     """What kind of value it is."""
-    kind = _at(_KINDS, value.number(_EValue.val_type, "B"), "kind of value")
-    return _tensor(_content(value)) if kind == "Tensor" else kind
+    kind = _element(_KINDS, value.number(_EValue.val_type, "B"), "kind of value")
+    return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
-def _constant(value: Table) -> object:
+def _constant_value(value: Table) -> object:
     """The value itself, of a tensor what it is like; None for a kind that ExecuTorch makes no constant of."""
-    kind = _type(value)
+    kind = _describe_value(value)
     if kind == "Int":
-        return _content(value).number(_Scalar.value, "q")
+        return _union_table(value).number(_Scalar.value, "q")
     if kind == "Bool":
-        return bool(_content(value).number(_Scalar.value, "B"))
+        return bool(_union_table(value).number(_Scalar.value, "B"))
     if kind == "Double":
-        return _content(value).real(_Scalar.value)
+        return _union_table(value).double(_Scalar.value)
     if kind == "String":
-        return _content(value).text(_Scalar.value)
+        return _union_table(value).text(_Scalar.value)
     return kind if isinstance(kind, PteTensor) else None
 
 
-def _content(value: Table) -> Table:
+def _union_table(value: Table) -> Table:
     table = value.table(_EValue.val)
     if table is None:
         raise ProgramError("damaged: a value is empty")
     return table
 
 
-def _tensor(tensor: Table) -> PteTensor:
+def _describe_tensor(tensor: Table) -> PteTensor:
     dtype = tensor.number(_Tensor.scalar_type, "b")
     shape = tensor.numbers(_Tensor.sizes, "i")
     order = tensor.numbers(_Tensor.dim_order, "B")
@@ -372,7 +373,7 @@ def _tensor(tensor: Table) -> PteTensor:
     return PteTensor(_DTYPES[dtype], shape, order, tensor.number(_Tensor.shape_dynamism, "b") != 0)
 
 
-def _operator(kernel: Table) -> str:
+def _operator_name(kernel: Table) -> str:
     name, overload = kernel.text(_Operator.name), kernel.text(_Operator.overload)
     return f"{name}.{overload}" if overload else name
 
@@ -380,13 +381,13 @@ def _operator(kernel: Table) -> str:
 _Item = TypeVar("_Item")
 
 
-def _at(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
         raise ProgramError(f"damaged: {what} {index:,} of {len(items):,} is used")
     return items[index]
 
 
-def _unique(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
+def _unique_by_name(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
     named = dict(items)
     if len(named) < len(items):
         raise ProgramError(f"damaged: two {what} have one name")

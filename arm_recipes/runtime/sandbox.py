@@ -1,6 +1,6 @@
 """``python sandbox.py BACKEND < payload``: run a payload once, on zeros.
 
-Ends with 0 if that works, with ``TRIAL_UNAVAILABLE`` if this machine lacks what it takes. What is wrong goes to the
+Ends with 0 if that works, with ``SANDBOX_UNAVAILABLE`` if this machine lacks what it takes. What is wrong goes to the
 standard error, in one line; the process may also crash, which is why it is one of its own.
 """
 
@@ -19,7 +19,7 @@ if __name__ == "__main__":
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["arm_recipes"] = package
 
-from arm_recipes.runtime.delegates import BACKENDS, TRIAL_UNAVAILABLE
+from arm_recipes.runtime.delegates import BACKENDS, SANDBOX_UNAVAILABLE
 from arm_recipes.runtime.errors import RuntimeUnavailable
 from arm_recipes.runtime.tensor_info import TensorInfo
 
@@ -37,7 +37,7 @@ def main() -> None:
         delegate.run([np.zeros(tensor.shape, tensor.dtype) for tensor in described])
     except Exception as error:
         print(str(error).replace("\n", " "), file=sys.stderr)
-        raise SystemExit(TRIAL_UNAVAILABLE if isinstance(error, RuntimeUnavailable) else 1) from None
+        raise SystemExit(SANDBOX_UNAVAILABLE if isinstance(error, RuntimeUnavailable) else 1) from None
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class SizedMethod:
     outputs: list[dict[int, str]]
 
     @classmethod
-    def of(cls, name: str, told: Mapping[str, Any]) -> SizedMethod:
+    def from_dict(cls, name: str, told: Mapping[str, Any]) -> SizedMethod:
         """As JSON has it."""
         sides = (
             [{int(axis): dim for axis, dim in axes.items()} for axes in told[side]] for side in ("inputs", "outputs")
@@ -46,7 +46,7 @@ class SizedMethod:
                     raise ValueError(f"'{self.name}': inputs have {found[name]} and {size} for the dimension '{name}'")
         return found
 
-    def chosen(self, sizes: Mapping[str, int], pad: Pad | None) -> str:
+    def select_method(self, sizes: Mapping[str, int], pad: Pad | None) -> str:
         """The method with the smallest sizes that are large enough.
 
         Raises:

@@ -16,10 +16,10 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 #: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
 NAMES_KEY = "arm_recipes"
 #: How what is stored begins; the checksum of the whole file follows, taken with eight zeros in its own place.
-_SEAL, _UNSEALED = b'{"crc32": "', "00000000"
-_SEALED = re.compile(re.escape(_SEAL) + rb'([0-9a-f]{8})", "methods": ')
+_CHECKSUM_PREFIX, _CHECKSUM_PLACEHOLDER = b'{"crc32": "', "00000000"
+_CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM_PREFIX) + rb'([0-9a-f]{8})", "methods": ')
 #: What ``stages.edge_manager`` publishes about a quantized input or output, each by a constant method.
-_PUBLISHED = ("scale", "zp", "quant_min", "quant_max", "dtype")
+_QUANTIZATION_SUFFIXES = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class Signature:
     """Inputs and outputs of a method.
 
     Attributes:
-        published: the constant methods that tell the quantization of both.
+        quantization_methods: the constant methods that tell the quantization of both.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    published: frozenset[str]
+    quantization_methods: frozenset[str]
 
 
-def signature(program: PteProgram, method: str) -> Signature:
+def read_signature(program: PteProgram, method: str) -> Signature:
     """Inputs and outputs of a method. Without stored names they are ``input0``, ``output0`` and so on.
 
     Raises:
         KeyError: there is no such method.
     """
     found = program.methods[method]
-    names = _stored_names(program, method)
+    names = _read_names(program, method)
     published: set[str] = set()
 
     def values(side: str, given: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
@@ -72,7 +72,7 @@ def signature(program: PteProgram, method: str) -> Signature:
             if isinstance(value, str):
                 result.append(OtherValue(name, value))
                 continue
-            methods = {key: f"{method}_{side}{index}_{key}" for key in _PUBLISHED}
+            methods = {key: f"{method}_{side}{index}_{key}" for key in _QUANTIZATION_SUFFIXES}
             scale = _constant(program, methods["scale"])
             zero_point = _constant(program, methods["zp"])
             if isinstance(scale, float) and type(zero_point) is int:
@@ -91,7 +91,7 @@ def _constant(program: PteProgram, method: str) -> object:
     return found.constants[0] if found is not None and found.constants and len(found.constants) == 1 else None
 
 
-def stored_names(
+def encode_metadata(
     methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]],
     tosa_of: str | None = None,
     sized: Mapping[str, Any] | None = None,
@@ -107,66 +107,69 @@ def stored_names(
     }
     others = {"tosa_of": tosa_of, "sized": sized}
     told = {key: value for key, value in others.items() if value}
-    return json.dumps({"crc32": _UNSEALED, "methods": sides} | told).encode()
+    return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": sides} | told).encode()
 
 
-def sealed(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+def insert_checksum(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
     """The program that ``pieces`` make up, with its checksum in what is stored, which lies in one of them.
 
     In pieces too: a program with large weights need not be in memory twice to be written.
     """
-    unsealed, checksum = _SEAL + _UNSEALED.encode(), 0
+    unsealed, checksum = _CHECKSUM_PREFIX + _CHECKSUM_PLACEHOLDER.encode(), 0
     for piece in pieces:
         checksum = zlib.crc32(piece, checksum)
     parts: list[bytes | memoryview] = [*pieces]
     last = next((i for i, piece in reversed([*enumerate(pieces)]) if unsealed in piece), None)
     if last is not None:
-        at, view = pieces[last].rindex(unsealed) + len(_SEAL), memoryview(pieces[last])
-        parts[last : last + 1] = [view[:at], f"{checksum:08x}".encode(), view[at + len(_UNSEALED) :]]
+        at, view = pieces[last].rindex(unsealed) + len(_CHECKSUM_PREFIX), memoryview(pieces[last])
+        parts[last : last + 1] = [view[:at], f"{checksum:08x}".encode(), view[at + len(_CHECKSUM_PLACEHOLDER) :]]
     return parts
 
 
-def check_seal(data: bytes, program: PteProgram) -> None:
+def verify_checksum(data: bytes, program: PteProgram) -> None:
     """Compare a program with its checksum. A damaged one could crash the runtime, or give other numbers.
 
     Raises:
         ProgramError: they differ.
     """
     # Sought in the file, not where its tables say: those may be what is damaged.
-    seal = _SEALED.match(data, max(data.rfind(_SEAL), 0))
+    seal = _CHECKSUM_PATTERN.match(data, max(data.rfind(_CHECKSUM_PREFIX), 0))
     if seal is None:
         if NAMES_KEY in program.named_data:
             raise ProgramError("damaged: its checksum cannot be read; export or copy the program again")
         return
     first, last = seal.span(1)
-    seen = zlib.crc32(data[:first] + _UNSEALED.encode() + data[last:])
-    if seal[1] not in (_UNSEALED.encode(), f"{seen:08x}".encode()):
+    seen = zlib.crc32(data[:first] + _CHECKSUM_PLACEHOLDER.encode() + data[last:])
+    if seal[1] not in (_CHECKSUM_PLACEHOLDER.encode(), f"{seen:08x}".encode()):
         raise ProgramError("damaged: its CRC-32 is not the one recorded at export; export or copy the program again")
 
 
-def _stored_names(program: PteProgram, method: str) -> dict[str, Any]:
+def _read_names(program: PteProgram, method: str) -> dict[str, Any]:
     """The names of one method; empty if none are stored, or something else under their key."""
-    methods = _stored(program).get("methods")
+    methods = _read_metadata(program).get("methods")
     names = methods.get(method) if isinstance(methods, dict) else None
     return names if isinstance(names, dict) else {}
 
 
-def reference_of(program: PteProgram) -> str | None:
+def read_reference_digest(program: PteProgram) -> str | None:
     """SHA-256 of the program that this is the reference program of, in hexadecimal; None if it is none."""
-    digest = _stored(program).get("tosa_of")
+    digest = _read_metadata(program).get("tosa_of")
     return digest if isinstance(digest, str) else None
 
 
-def sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
+def read_sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
     """Methods that were exported in several sizes, by name; none if what is stored of them is something else."""
     try:
-        found = {name: SizedMethod.of(name, told) for name, told in dict(_stored(program).get("sized") or {}).items()}
+        found = {
+            name: SizedMethod.from_dict(name, told)
+            for name, told in dict(_read_metadata(program).get("sized") or {}).items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
     return {name: sized for name, sized in found.items() if set(sized.methods) <= set(program.methods)}
 
 
-def _stored(program: PteProgram) -> dict[str, Any]:
+def _read_metadata(program: PteProgram) -> dict[str, Any]:
     """What ``export`` stored; empty if it stored nothing, or something else is under its key."""
     try:
         stored = json.loads(bytes(program.named_data.get(NAMES_KEY, b"")))

@@ -44,7 +44,7 @@ _VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "t
 #: Operators that hold graphs: the names of both.
 _GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
 #: numpy's; TOSA's levels have 6 at most.
-_MOST_DIMENSIONS: Final = 32
+_MAX_DIMENSIONS: Final = 32
 _CONSTANTS: Final = ("CONST", "CONST_SHAPE")
 #: Formats of floating point that numpy lacks, by their names in ml_dtypes; bits of those that are packed.
 _FORMATS: Final = {
@@ -129,7 +129,7 @@ class _Block:
             except PayloadError as error:
                 kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
                 raise PayloadError(f"operator {number}, {kind}: {error}") from None
-        graph.outputs = [self._known(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
+        graph.outputs = [self._look_up(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
         return graph
 
     def _operator(self, table: Table) -> list[Op]:
@@ -144,7 +144,7 @@ class _Block:
             raise PayloadError("it has no attributes")
         if kind in _GRAPHS:
             graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_GRAPHS[kind])}
-            op = self._made(kind, [self._known(name) for name in inputs], outputs, graphs)
+            op = self._create_op(kind, [self._look_up(name) for name in inputs], outputs, graphs)
             _check_graphs(op, **graphs)
             return [op]
         record = OPERATORS.get(kind)
@@ -156,12 +156,12 @@ class _Block:
         if data != wanted or len(outputs) != results:
             expected = f"{wanted + len(record.operands)} operands and {results} results"
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not {expected}")
-        operands = [self._known(name) for name in inputs[:data]]
-        op = self._made(kind, operands, outputs, {})
+        operands = [self._look_up(name) for name in inputs[:data]]
+        op = self._create_op(kind, operands, outputs, {})
         op.attrs = self._attributes(record, op, fields, inputs[data:])
         return [op]
 
-    def _made(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
+    def _create_op(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
         if not outputs:
             raise PayloadError("it has no result")
         first, *more = [self._value(name, name) for name in outputs]
@@ -179,12 +179,12 @@ class _Block:
             raise PayloadError(f"the tensor '{name}' is a variable")
         dtype = self.reader.dtype(tensor.number(_TosaTensor.type, "I"))
         shape = tensor.numbers(_TosaTensor.shape, "i")
-        if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
         self.values[name] = Value(shape, dtype, ours)
         return self.values[name]
 
-    def _known(self, name: str) -> Value:
+    def _look_up(self, name: str) -> Value:
         if name not in self.values:
             raise PayloadError(f"the tensor '{name}' is read before it is made")
         return self.values[name]
@@ -194,7 +194,7 @@ class _Block:
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not one result alone")
         if kind == "CONST":
             value = self._value(outputs[0], "")
-            value.data = _array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
+            value.data = _read_array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
         elif outputs[0] in self.shapes:
             shape = self.shapes[outputs[0]]
             rank, data = shape.number(_TosaShape.rank, "I"), shape.view(_TosaShape.data)
@@ -212,14 +212,14 @@ class _Block:
                     raise PayloadError(f"its {name} is no constant shape")
                 attrs[name] = list(self.constant_shapes[operand])
                 continue
-            value = self._known(operand)
+            value = self._look_up(operand)
             if how == "multiplier":
                 dtype = DType.INT32 if attrs["scale32"] else DType.INT16
             elif how in ("input0", "input1", "output"):
                 dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
             else:
                 dtype = DType(how)
-            attrs[name] = _parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
+            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
         return attrs
 
     def _field(self, fields: Table, number: int, name: str, op: Op) -> Any:
@@ -228,7 +228,7 @@ class _Block:
             return self.reader.dtype(fields.number(number, "I"))
         if how == "bytes":
             data = fields.view(number)
-            return _array(data, Value((), op.output.dtype)).item()
+            return _read_array(data, Value((), op.output.dtype)).item()
         if len(how) > 1:
             return self.reader.member(how, fields.number(number, "I"))
         if how == "?":
@@ -251,7 +251,7 @@ def _check_graphs(op: Op, **graphs: Graph) -> None:
             raise PayloadError(f"a graph that it holds has {ours}, where it has {theirs}")
 
 
-def _parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
+def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
     """A constant operand as the graph has it: an array, or the number."""
     if value.data is None:
         raise PayloadError(f"its {name} is no constant")
@@ -261,7 +261,7 @@ def _parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
     return value.data if vector else value.data.item()
 
 
-def _array(data: memoryview, value: Value) -> Array:
+def _read_array(data: memoryview, value: Value) -> Array:
     """The elements of a constant, in the numpy type that the graph keeps them in."""
     bits = _PACKED.get(value.dtype, 8 * value.dtype.bytes)
     count = prod(value.shape)
@@ -270,7 +270,7 @@ def _array(data: memoryview, value: Value) -> Array:
         raise PayloadError(f"{value!r} has {len(data)} bytes, not {length}")
     raw = np.frombuffer(data[:length], np.uint8)
     if value.dtype in _PACKED or value.dtype is DType.INT48:
-        raw = _unpacked(raw, bits, count, signed=not value.dtype.is_float)
+        raw = _unpack(raw, bits, count, signed=not value.dtype.is_float)
     if value.dtype in _FORMATS:
         import ml_dtypes
 
@@ -285,7 +285,7 @@ def _array(data: memoryview, value: Value) -> Array:
     return np.array(elements.reshape(value.shape), order="C")
 
 
-def _unpacked(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
+def _unpack(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
     """Numbers of ``bits`` bits, the first in the lowest bits of the first byte."""
     places = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
     numbers = places @ (np.int64(1) << np.arange(bits, dtype=np.int64))

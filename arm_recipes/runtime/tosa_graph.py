@@ -128,12 +128,12 @@ class TosaOperator:
     """An operator of a TOSA flatbuffer that is no constant.
 
     Attributes:
-        place: its position among all operators, as Vela counts them.
+        index: its position among all operators, as Vela counts them.
         inputs, outputs: names of tensors.
         result: the first of the outputs.
     """
 
-    place: int
+    index: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     result: TensorInfo
@@ -146,13 +146,13 @@ class TosaGraph:
     Attributes:
         operators: in order; an export's record has as many.
         inputs, outputs: names of the graph's tensors.
-        bytes: of every tensor.
+        tensor_bytes: of every tensor.
     """
 
     operators: tuple[TosaOperator, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    bytes: Mapping[str, int]
+    tensor_bytes: Mapping[str, int]
 
 
 def read_graph(data: memoryview) -> TosaGraph:
@@ -166,10 +166,12 @@ def read_graph(data: memoryview) -> TosaGraph:
             outputs = operator.texts(_TosaOperator.outputs)
             operators.append(TosaOperator(place, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
     inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
-    return TosaGraph(tuple(operators), inputs, outputs, {name: _bytes(tensor) for name, tensor in tensors.items()})
+    return TosaGraph(
+        tuple(operators), inputs, outputs, {name: _tensor_bytes(tensor) for name, tensor in tensors.items()}
+    )
 
 
-def _bytes(tensor: Table) -> int:
+def _tensor_bytes(tensor: Table) -> int:
     bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
     return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
 
@@ -193,13 +195,13 @@ def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[Tens
     return tuple(found)
 
 
-def with_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
+def replace_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
     """The same graph with other outputs.
 
     References of flatbuffers lead forwards: a new list behind the bytes that are there takes the place of the old one.
     """
     (region,) = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
-    field = region.tables(_TosaRegion.blocks)[0].place(_TosaBasicBlock.outputs)
+    field = region.tables(_TosaRegion.blocks)[0].field_position(_TosaBasicBlock.outputs)
     assert field is not None, "a graph without outputs"
     data = bytearray(flatbuffer)
     data += bytes(-len(data) % _WORD.size)

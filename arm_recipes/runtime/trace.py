@@ -53,7 +53,7 @@ class TracedOperation:
         return (self.integers.double() - self.zero_point).float() * self.scale
 
 
-def traced(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
+def trace_delegate(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
     """Run a delegate again, one operation after the other; nothing for one that is not for an Ethos-U."""
     import torch
 
@@ -62,8 +62,8 @@ def traced(number: int, execution: Execution, record: Delegate | None) -> Iterat
         return
     origins = Origins(record)
     for operation in delegate.trace(execution.inputs):
-        origin = origins.of(operation.offset - delegate.header_bytes, indexed=operation.indexed)
-        scale, zero_point = _parameters(delegate, operation, record)
+        origin = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed)
+        scale, zero_point = _output_quantization(delegate, operation, record)
         yield TracedOperation(
             number,
             operation.command,
@@ -80,7 +80,7 @@ def traced(number: int, execution: Execution, record: Delegate | None) -> Iterat
         )
 
 
-def _parameters(
+def _output_quantization(
     delegate: EthosUDelegate, operation: EthosUOperation, record: Delegate | None
 ) -> tuple[float | None, int | None]:
     """Scale and zero point of the output that an operation wrote all of."""

@@ -45,7 +45,7 @@ class VelaProgram(Program):
         self.model = read_vela_tflite(data)
         self._delegate = _delegate(self.model)
         signature = Signature(self.model.inputs, self.model.outputs, frozenset())
-        self._hold(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
+        self._initialize(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
         self.reset()
 
     def reset(self) -> None:
@@ -84,12 +84,12 @@ class VelaProgram(Program):
             ValueError, RunError: as ``run``.
         """
         from arm_recipes.runtime.plugin import Execution
-        from arm_recipes.runtime.trace import traced
+        from arm_recipes.runtime.trace import trace_delegate
 
-        given = self._taken(method, tensors, named)
+        given = self._bind_inputs(method, tensors, named)
         execution = Execution(self._delegate, None, tuple(self._bytes([x.numpy() for x in given])), ())
         with self._lock:
-            operations = list(traced(0, execution, None))
+            operations = list(trace_delegate(0, execution, None))
         yield from operations
 
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
@@ -151,10 +151,10 @@ def _delegate(model: VelaTflite) -> EthosUDelegate:
     (operator,) = model.npu
     payload = replace(
         operator.parts.payload,
-        inputs=model.input_places,
-        outputs=model.output_places,
+        inputs=model.input_locations,
+        outputs=model.output_locations,
         scratch_bytes=model.arena_bytes,
     )
     variables = tuple(place for place, _ in model.variables)
     parts = replace(operator.parts, payload=payload)
-    return EthosUDelegate.of_parts(parts, one_arena=operator.one_arena, variables=variables)
+    return EthosUDelegate.from_parts(parts, one_arena=operator.one_arena, variables=variables)

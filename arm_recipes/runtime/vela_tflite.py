@@ -103,7 +103,7 @@ _TYPES: Final = {
 _FIRST_INPUT, _COMMANDS_AT, _CONSTANTS_AT, _SCRATCH_AT, _FAST_SCRATCH_AT = 4, 0, 1, 2, 3
 #: Custom options by which the operator is known: the number 1, of any width, as a flexbuffer.
 _OPTIONS: Final = 1
-_RANK, _MOST_BYTES = 6, 2**32
+_RANK, _MAX_BYTES = 6, 2**32
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class VelaTflite:
 
     Attributes:
         description: what the compiler says of itself, for example ``Vela 5.1.0 Optimised``.
-        inputs, outputs: of the model; ``input_places``, ``output_places``: the same tensors in the arena.
+        inputs, outputs: of the model; ``input_locations``, ``output_locations``: the same tensors in the arena.
         npu: operators for the NPU, in their order.
         operators: names of the others, in their order.
         arena_bytes: memory for the tensors between the operators, scratch included.
@@ -135,8 +135,8 @@ class VelaTflite:
     description: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    input_places: tuple[EthosUTensor, ...]
-    output_places: tuple[EthosUTensor, ...]
+    input_locations: tuple[EthosUTensor, ...]
+    output_locations: tuple[EthosUTensor, ...]
     npu: tuple[VelaOperator, ...]
     operators: tuple[str, ...]
     arena_bytes: int
@@ -170,14 +170,14 @@ class _Reader:
         self._root = Flatbuffer(data).root
         self._buffers = self._root.tables(_Model.buffers)
         self._subgraphs = self._root.tables(_Model.subgraphs)
-        self._graph = _at(self._subgraphs, 0, "subgraph")
+        self._graph = _element(self._subgraphs, 0, "subgraph")
         self._tensors = self._graph.tables(_SubGraph.tensors)
-        self._codes = [_code(table) for table in self._root.tables(_Model.operator_codes)]
+        self._codes = [_operator_name(table) for table in self._root.tables(_Model.operator_codes)]
         self._offsets: Sequence[int] = ()
 
     def model(self) -> VelaTflite:
         operators = [
-            (_at(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
+            (_element(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
             for table in self._graph.tables(_SubGraph.operators)
         ]
         if ETHOS_U not in (name for name, _ in operators):
@@ -187,10 +187,10 @@ class _Reader:
             )
         for name, table in operators:
             if name == ETHOS_U:
-                _check_options(table.copied(_Operator.custom_options))
+                _check_options(table.read_bytes(_Operator.custom_options))
         self._offsets = self._allocation()
         sides = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
-        inputs, outputs = ([self._described(index) for index in side] for side in sides)
+        inputs, outputs = ([self._read_tensor(index) for index in side] for side in sides)
         npu = tuple(self._operator(table) for name, table in operators if name == ETHOS_U)
         places = [place for _, place in (*inputs, *outputs)]
         return VelaTflite(
@@ -201,7 +201,7 @@ class _Reader:
             tuple(place for _, place in outputs),
             npu,
             tuple(name for name, _ in operators if name != ETHOS_U),
-            _arena([operator.parts.payload.scratch_bytes for operator in npu], places),
+            _arena_bytes([operator.parts.payload.scratch_bytes for operator in npu], places),
             tuple(self._variables()),
         )
 
@@ -209,7 +209,7 @@ class _Reader:
         """As TFLite Micro sets them (``MicroInterpreterGraph::ResetTensorData``): int8 to the zero point, else to 0."""
         for index, tensor in enumerate(self._tensors):
             if tensor.number(_Tensor.is_variable, "B"):
-                info, place = self._described(index)
+                info, place = self._read_tensor(index)
                 if place.offset >= 0:
                     yield place, (info.zero_point or 0) if info.dtype == "int8" else 0
 
@@ -246,7 +246,7 @@ class _Reader:
         one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
         fast_scratch = scratch if one_arena else self._memory(inputs[_FAST_SCRATCH_AT], "fast scratch")
         places = [
-            tuple(self._described(index)[1] for index in side if index >= 0)  # -1: an optional one that is left out
+            tuple(self._read_tensor(index)[1] for index in side if index >= 0)  # -1: an optional one that is left out
             for side in (inputs[_FIRST_INPUT:], outputs)
         ]
         payload = EthosUPayload(
@@ -255,15 +255,17 @@ class _Reader:
             stream=header.kind,
             command_bytes=len(commands),
             weight_bytes=len(constants),
-            scratch_bytes=_arena([scratch], [place for side in places for place in side]),
+            scratch_bytes=_arena_bytes([scratch], [place for side in places for place in side]),
             fast_scratch_bytes=fast_scratch,
             inputs=places[0],
             outputs=places[1],
         )
-        return VelaOperator(EthosUParts(payload, commands, header.header_bytes, constants, named=False), one_arena)
+        return VelaOperator(
+            EthosUParts(payload, commands, header.header_bytes, constants, has_external_weights=False), one_arena
+        )
 
     def _constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:
-        tensor = _at(self._tensors, index, "tensor")
+        tensor = _element(self._tensors, index, "tensor")
         data = self._buffer(tensor.number(_Tensor.buffer, "I"))
         if not len(data) and not may_be_empty:
             raise ProgramError(f"damaged: an operator '{ETHOS_U}' lacks {what}: tensor {index} is empty")
@@ -271,35 +273,35 @@ class _Reader:
 
     def _memory(self, index: int, what: str) -> int:
         """Bytes of a tensor that is memory of the NPU."""
-        _, place = self._described(index)
+        _, place = self._read_tensor(index)
         if place.offset != 0:
             raise ProgramError(
                 f"damaged: {what} (tensor {index}) is at byte {place.offset:,} of the arena; Vela has it at byte 0"
             )
         return place.nbytes
 
-    def _described(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
+    def _read_tensor(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
         """A tensor, and where it lies."""
-        tensor = _at(self._tensors, index, "tensor")
+        tensor = _element(self._tensors, index, "tensor")
         name, kind = tensor.text(_Tensor.name), tensor.number(_Tensor.type, "b")
         shape, offset = tensor.numbers(_Tensor.shape, "i"), self._offsets[index]
         if kind not in _TYPES:
             raise ProgramError(f"'{name}' (tensor {index}) has elements of the TFLite type {kind}, which no NPU has")
         dtype, size = _TYPES[kind]
-        if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MOST_BYTES or offset < -1:
+        if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MAX_BYTES or offset < -1:
             raise ProgramError(f"damaged: '{name}' (tensor {index}) has the shape {list(shape)} at byte {offset}")
-        info = TensorInfo(name, dtype, shape, *_parameters(tensor.table(_Tensor.quantization)))
+        info = TensorInfo(name, dtype, shape, *_read_quantization(tensor.table(_Tensor.quantization)))
         return info, EthosUTensor((1,) * (_RANK - len(shape)) + shape, size, offset, SCRATCH)
 
     def _buffer(self, index: int) -> memoryview:
-        return _at(self._buffers, index, "buffer").view(_Buffer.data)
+        return _element(self._buffers, index, "buffer").view(_Buffer.data)
 
 
-def _arena(scratch: Sequence[int], places: Sequence[EthosUTensor]) -> int:
+def _arena_bytes(scratch: Sequence[int], places: Sequence[EthosUTensor]) -> int:
     return max([*scratch, *(place.offset + place.nbytes for place in places if place.offset >= 0)], default=0)
 
 
-def _parameters(quantization: Table | None) -> tuple[float | None, int | None]:
+def _read_quantization(quantization: Table | None) -> tuple[float | None, int | None]:
     """Scale and zero point, if it has one of each."""
     if quantization is None:
         return None, None
@@ -310,7 +312,7 @@ def _parameters(quantization: Table | None) -> tuple[float | None, int | None]:
     return float(scales[0]), int(zero_points[0])
 
 
-def _code(table: Table) -> str:
+def _operator_name(table: Table) -> str:
     """What an operator is called. Codes above 127 are in a field of their own."""
     builtin = max(table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code))
     return table.text(_OperatorCode.custom_code) or "CUSTOM" if builtin == _CUSTOM else _builtin_name(builtin)
@@ -342,7 +344,7 @@ def _check_options(options: bytes) -> None:
 _Item = TypeVar("_Item")
 
 
-def _at(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
         raise ProgramError(f"damaged: {what} {index:,} of {len(items):,} is used")
     return items[index]

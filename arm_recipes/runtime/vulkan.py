@@ -15,7 +15,7 @@ from arm_recipes.runtime.errors import RuntimeUnavailable
 from arm_recipes.runtime.lazy import once
 
 #: Versions below lack what the emulation layer asks of the loader (1.3.239 fails to create a device).
-_OLDEST_LOADER = (1, 4)
+_MIN_LOADER_VERSION = (1, 4)
 #: Where a loader may be: the environment, the system's, then that of Debian's chromium-common.
 LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
 _LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
@@ -81,7 +81,7 @@ def connect() -> Vulkan:
     Raises:
         RuntimeUnavailable: there is no loader that is new enough, no driver, or no emulation layer.
     """
-    path, loader = _loader()
+    path, loader = _load_loader()
     devices = _devices(loader)
     if any(extensions >= _EXTENSIONS for extensions in devices):
         return Vulkan(path, emulated=False)
@@ -91,7 +91,7 @@ def connect() -> Vulkan:
     return Vulkan(path, emulated=True)
 
 
-def _loader() -> tuple[str, ctypes.CDLL]:
+def _load_loader() -> tuple[str, ctypes.CDLL]:
     """The first loader that is new enough, loaded so that other libraries take it."""
     chosen = os.environ.get(LOADER_VARIABLE)
     refused = []
@@ -102,7 +102,7 @@ def _loader() -> tuple[str, ctypes.CDLL]:
             refused.append(str(error))
             continue
         version = _version(library)
-        if version >= _OLDEST_LOADER:
+        if version >= _MIN_LOADER_VERSION:
             return path, library
         refused.append(f"{path} has version {'.'.join(map(str, version))}")
         _unload(library)  # the next one would not be taken while this one is there

@@ -17,7 +17,7 @@ from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
-from arm_recipes.runtime.pte import ProgramError, read
+from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from tests.runtime.pte_programs import NAMES, program, rewritten
@@ -30,7 +30,7 @@ def _only(name: str) -> DelegateInspection:
 
 
 def _payload(name: str) -> memoryview:
-    return next(method for method in read(program(name)).methods.values() if method.delegates).delegates[0].data
+    return next(method for method in read_program(program(name)).methods.values() if method.delegates).delegates[0].data
 
 
 def test_tosa() -> None:
@@ -101,7 +101,7 @@ def _blocks(payload: bytes) -> dict[str, bytes]:
 
 def test_quantized_inputs_and_outputs() -> None:
     inspection = inspect_program(program("ethosu"))
-    method, constants = inspection.methods[0], read(program("ethosu")).methods
+    method, constants = inspection.methods[0], read_program(program("ethosu")).methods
     for side, (tensor,) in (("input", method.inputs), ("output", method.outputs)):
         assert isinstance(tensor, TensorInfo)
         assert (tensor.scale,) == constants[f"forward_{side}0_scale"].constants
@@ -231,7 +231,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr(build, "plugin", unavailable)
+    monkeypatch.setattr(build, "build_plugin", unavailable)
     assert isinstance(_only("ethosu").payload, EthosUPayload)
 
 

@@ -233,13 +233,13 @@ def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
 ) -> None:
     program = untracked(small(recipe).buffer)
     tried: list[tuple[str, int]] = []
-    trial = delegates._try
+    trial = delegates._run_in_sandbox
 
     def recorded(backend: str, payload: bytes) -> None:
         tried.append((backend, len(payload)))
         trial(backend, payload)
 
-    monkeypatch.setattr(delegates, "_try", recorded)
+    monkeypatch.setattr(delegates, "_run_in_sandbox", recorded)
     loaded = load(program)
     for (x,) in images(2):
         assert torch.equal(loaded.run(x)[0], load(small(recipe).buffer).run(x)[0])
@@ -367,8 +367,8 @@ def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.Monkey
     program = load(small(FP).buffer)
     (x,) = images(1)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(delegates, "prepare", _refuse)
-        patch.setattr(plugin, "prepare", _refuse)
+        patch.setattr(delegates, "create_delegate", _refuse)
+        patch.setattr(plugin, "create_delegate", _refuse)
         with pytest.raises(PayloadError, match="'forward' cannot be run: no"):
             program.run(x)
     assert program.run(x)[0].shape == (1, 4)

@@ -110,7 +110,7 @@ def test_what_is_told_of_it() -> None:
     told = operator.parts.payload
     assert (told.product, told.macs, told.stream) == (55, 128, "COP1")
     assert (told.command_bytes, told.weight_bytes) == (len(payload.commands), len(payload.weights))
-    assert [place.offset for place in model.input_places] == [place.offset for place in payload.inputs]
+    assert [place.offset for place in model.input_locations] == [place.offset for place in payload.inputs]
 
 
 def test_runs_leave_no_traces() -> None:
