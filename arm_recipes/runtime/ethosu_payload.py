@@ -1,4 +1,8 @@
-"""Reads Ethos-U payloads as strictly as ``runtime/payload/ethosu_payload.cpp``, which devices run, in its words."""
+"""Parser of Ethos-U payloads.
+
+It validates as strictly as ``runtime/payload/ethosu_payload.cpp``, the parser on the device, and words its errors
+alike. A test compares both.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,22 @@ from typing import Final
 
 from arm_recipes.runtime.errors import PayloadError
 
-#: Looks named data of a program up; None where there is none.
+#: Looks up named data of a program by its key; returns None if there is none.
 NamedDataLookup = Callable[[str], bytes | memoryview | None]
 _HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
 _INPUTS, _OUTPUTS, _FOOTER = "inputs", "outputs", "vela_end_stream"
 _NAMES: Final = (_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH, _INPUTS, _OUTPUTS, _FOOTER)
 _NAME_BY_BYTES: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
-#: Bytes of a block's header, and where in it the length and the flag for data that is elsewhere are.
+#: Size of a block's header in bytes, and the offsets of its length field and of its external-data flag.
 _BLOCK_HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 _ALIGNMENT = 16
-#: An input or output: shape (6), element size, offset, region.
+#: An input or output: shape (6 dimensions), element size, offset, region; nine int32.
 _TENSOR: Final = struct.Struct("<9i")
 _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 _PRODUCTS: Final = (55, 65, 85)
-#: Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
+#: Length of the key of external data; ExecuTorch's own EthosUBackend accepts no other length.
 NAME_LENGTH: Final = 64
-#: Regions of base addresses. Inputs and outputs have their own only in COP2 streams that say so.
+#: Regions: numbers of base addresses. Only COP2 streams with separate I/O have regions for inputs and outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 
 
@@ -34,9 +38,9 @@ class EthosUTensor:
     """Where the command stream reads or writes a tensor.
 
     Attributes:
-        shape: six dimensions. Vela joins and splits dimensions, so only their product is the program's.
+        shape: six dimensions. Vela merges and splits dimensions, so only their product matches the program.
         element_size: bytes of an element.
-        offset: bytes into the region; -1 if the tensor has no place.
+        offset: bytes from the start of the region; -1 if the tensor is not placed.
         region: number of the base address.
     """
 
@@ -52,7 +56,7 @@ class EthosUTensor:
 
     def __str__(self) -> str:
         first = next((index for index, count in enumerate(self.shape) if count != 1), len(self.shape) - 1)
-        where = f"byte {self.offset:,} of region {self.region}" if self.offset >= 0 else "no place"
+        where = f"byte {self.offset:,} of region {self.region}" if self.offset >= 0 else "not placed"
         return f"[{', '.join(map(str, self.shape[first:]))}] x {self.element_size} B, {where}"
 
 
@@ -63,9 +67,9 @@ class EthosUPayload:
     Attributes:
         product: 55, 65 or 85.
         macs: multiply-accumulates a cycle.
-        stream: what the driver is given: ``COP1``, or ``COP2`` for Direct Drive.
-        scratch_bytes: memory that the backend must provide while it runs.
-        fast_scratch_bytes: the same, in fast memory; None where neither stream nor compile spec tell.
+        stream: format of the command stream: ``COP1``, or ``COP2`` for Direct Drive.
+        scratch_bytes: scratch memory that the backend must provide during a run.
+        fast_scratch_bytes: the same in fast memory; None if neither the stream nor a compile spec states it.
     """
 
     product: int
@@ -81,12 +85,14 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """What a driver is given, in the payload's own memory, and what it is.
+    """A payload and what its driver receives, as views of the payload.
 
     Attributes:
-        commands: the command stream, of which ``header_bytes`` come before the first command.
-        weights: none where they are named data of the program that are not looked up.
-        has_external_weights: whether they are such data, which others may read too.
+        payload: description of the payload.
+        commands: the command stream.
+        header_bytes: size of the stream's header, which comes before the first command.
+        weights: empty if they are named data of the program that were not looked up.
+        has_external_weights: whether the weights are named data, which other delegates may share.
     """
 
     payload: EthosUPayload
@@ -97,22 +103,23 @@ class EthosUParts:
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
-    """Describe a payload.
+    """Parse and describe a payload.
 
     Raises:
-        PayloadError: it is truncated or damaged; the message says where.
+        PayloadError: the payload is truncated or damaged; the message says where.
     """
     return read_parts(data).payload
 
 
 def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) -> EthosUParts:
-    """Read and validate a payload.
+    """Parse and validate a payload.
 
     Args:
-        find: gives the program's named data, among which weights may be.
+        data: the payload.
+        find: looks up named data of the program, for external weights.
 
     Raises:
-        PayloadError: it is truncated or damaged, the message says where; or its weights are not found.
+        PayloadError: the payload is truncated or damaged (the message says where), or its weights are missing.
     """
     if len(data) == 0:
         raise _damage_error(_HEADER, 0, "the payload is empty")
@@ -141,10 +148,10 @@ def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) ->
 
 
 def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
-    """Weights that are named data.
+    """Look up external weights in the program's named data.
 
     Raises:
-        PayloadError: they are not there.
+        PayloadError: there is no named data with this key.
     """
     data = find(name)
     if data is None:
@@ -156,23 +163,23 @@ def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
 
 
 def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
-    """A payload with its weights inside, if they are named data; else as it is, also where it is damaged."""
+    """Inline external weights into a payload; other payloads, damaged ones too, are returned unchanged."""
     try:
         blocks = _read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
-        return data  # who reads it will say so
+        return data  # the parser reports the damage
     weights = blocks.get(_WEIGHTS)
     if weights is None or not weights.external:
         return data
     from arm_backend_core.backends.payload import block_stream
 
-    inside = {name: bytes(block.data) for name, block in blocks.items()}
-    inside[_WEIGHTS] = bytes(look_up_weights(inside[_WEIGHTS].decode(), find))
-    return block_stream(list(inside.items()))
+    contents = {name: bytes(block.data) for name, block in blocks.items()}
+    contents[_WEIGHTS] = bytes(look_up_weights(contents[_WEIGHTS].decode(), find))
+    return block_stream(list(contents.items()))
 
 
 def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
-    """The payload with other commands, and the name of its weights in place of these."""
+    """Replace the commands of a payload, and its weights by the key ``name`` of external weights."""
     from arm_backend_core.backends.payload import block_stream
 
     blocks = {block: bytes(found.data) for block, found in _read_blocks(memoryview(data)).items()}
@@ -180,10 +187,10 @@ def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
-    """The payload with the size of fast scratch that its compile specs tell, if they do.
+    """The payload with the fast scratch size of its compile specs, if they state one.
 
     Raises:
-        PayloadError: they tell it in another form.
+        PayloadError: the compile spec is malformed.
     """
     from arm_backend_core.backends.payload import FAST_SCRATCH_KEY
 
@@ -201,7 +208,7 @@ def _damage_error(block: str, offset: int, reason: str) -> PayloadError:
 
 @dataclass(frozen=True)
 class _Block:
-    """A block's data, or the name of data outside, and where in the payload it begins."""
+    """A block: its data, or the key of external data, and the offset of its data in the payload."""
 
     name: str
     data: memoryview
@@ -225,7 +232,7 @@ class _Block:
 
 
 def _read_blocks(data: memoryview) -> dict[str, _Block]:
-    """The blocks by name: names, headers and lengths are checked, not what is in them."""
+    """Split a payload into blocks, by name. Validates names, headers and lengths, but not the content."""
     blocks: dict[str, _Block] = {}
     at, last = 0, _HEADER
     while at < len(data):
@@ -241,7 +248,7 @@ def _read_blocks(data: memoryview) -> dict[str, _Block]:
 
 
 def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
-    """The block at ``start``, behind that of the name ``last``, and where the next one begins."""
+    """Read the block at ``start``, which follows the block ``last``; also returns the offset of the next block."""
     left = len(data) - start
     if left < _BLOCK_HEADER_BYTES:
         tail = f"{left} follow this one" if start else f"the payload {left}"
@@ -285,8 +292,10 @@ class StreamHeader:
 
     Attributes:
         kind: ``COP1`` or ``COP2``.
-        product: 55, 65 or 85; ``macs``: multiply-accumulates a cycle.
-        fast_scratch: bytes that the stream takes; None where the header does not tell.
+        header_bytes: size of the header.
+        product: 55, 65 or 85.
+        macs: multiply-accumulates a cycle.
+        fast_scratch: bytes of fast scratch that the stream uses; None if the header does not state it (COP1).
         separate_io: whether inputs and outputs have regions of their own.
     """
 
@@ -302,7 +311,7 @@ def read_header(commands: memoryview) -> StreamHeader:
     """Read the header of a command stream.
 
     Raises:
-        PayloadError: it is truncated or damaged; the message says where.
+        PayloadError: the header is truncated or damaged; the message says where.
     """
     return _read_stream_header(_Block("command stream", commands, 0))
 
@@ -317,7 +326,7 @@ def _read_stream_header(block: _Block) -> StreamHeader:
 
 
 def _read_configuration(block: _Block, at: int) -> tuple[int, int]:
-    """Product and multiply-accumulates, from the word that the NPU's own CONFIG register is compared with."""
+    """Product and MACs a cycle, from the word that the driver compares with the NPU's CONFIG register."""
     word = block.number(at)
     product, log2_macs = word >> 28, word & 0xF
     if product >= len(_PRODUCTS):
@@ -329,9 +338,11 @@ def _read_configuration(block: _Block, at: int) -> tuple[int, int]:
 
 
 def _read_cop1_header(block: _Block) -> StreamHeader:
-    """The magic, then records: a tag word, whose lowest byte is the kind; the rest is the length of commands in words.
+    """Read a COP1 header: the magic, then records that each begin with a tag word.
 
-    The length's high part is in bits 8 to 15, the low part in bits 16 to 31.
+    Bits 0 to 7 of the tag are the kind of the record. For commands, the other bits are the length in words: its high
+        part
+    is in bits 8 to 15, its low part in bits 16 to 31.
     """
     at, configured = 4, None
     while block.size - at >= 4:
@@ -359,7 +370,9 @@ def _read_cop1_header(block: _Block) -> StreamHeader:
 
 
 def _read_cop2_header(block: _Block) -> StreamHeader:
-    """Fields at fixed bytes, as ``ethosu_payload.cpp`` lists them. Minor versions only add to the metadata."""
+    """Read a COP2 header: fields at fixed offsets, as in ``ethosu_payload.cpp``. Minor versions only append
+    metadata.
+    """
     fixed, metadata_at = 60, 28
     if block.size < fixed:
         raise block.damaged(0, f"the header of a COP2 stream has {fixed} bytes, it has {block.size}")
@@ -387,7 +400,7 @@ def _read_cop2_header(block: _Block) -> StreamHeader:
     return StreamHeader("COP2", ends, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
 
 
-def _read_tensors(block: _Block, own_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
+def _read_tensors(block: _Block, io_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
     if block.size < 4:
         raise block.damaged(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
@@ -397,14 +410,14 @@ def _read_tensors(block: _Block, own_region: int, scratch: int, stream: StreamHe
     tensors: list[EthosUTensor] = []
     for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
         tensor = EthosUTensor(tuple(shape), size, offset, region)
-        _check_tensor(block, index, tensor, own_region, scratch, stream)
+        _check_tensor(block, index, tensor, io_region, scratch, stream)
         tensors.append(tensor)
-    _check_overlaps(block, tensors, may_repeat=own_region == OUTPUT)
+    _check_overlaps(block, tensors, may_repeat=io_region == OUTPUT)
     return tuple(tensors)
 
 
 def _check_tensor(
-    block: _Block, index: int, tensor: EthosUTensor, own_region: int, scratch: int, stream: StreamHeader
+    block: _Block, index: int, tensor: EthosUTensor, io_region: int, scratch: int, stream: StreamHeader
 ) -> None:
     at = 4 + _TENSOR.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
@@ -417,9 +430,9 @@ def _check_tensor(
         nbytes *= extent
         if nbytes > _MAX_BYTES:
             raise block.damaged(at, f"tensor {index} is larger than 4 GiB")
-    own = tensor.region == own_region
+    own = tensor.region == io_region
     if not own and tensor.region != SCRATCH:
-        reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {own_region}"
+        reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {io_region}"
         raise block.damaged(region_at, reason)
     if own and not stream.separate_io:
         reason = f"tensor {index} is in region {tensor.region}, which its commands do not address"
@@ -432,9 +445,10 @@ def _check_tensor(
 
 
 def _check_overlaps(block: _Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
-    """Vela gives an input's memory to an output where it can, so only tensors of one side are compared.
+    """Raise if tensors of one side overlap.
 
-    A tensor that is returned twice is an output twice, in one place.
+    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other. A
+    tensor that is returned twice appears as two outputs at the same address.
     """
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     for i, tensor in enumerate(tensors):

@@ -173,7 +173,7 @@ def test_text_and_html() -> None:
         "Delegate 0: EthosUBackend\n",
         "  target          Ethos-U55, 128 MACs\n",
         "Kernels on the CPU: 0\n  none\n",
-        f"planned  {inspection.methods[0].planned_bytes} B",
+        f"planned memory  {inspection.methods[0].planned_bytes} B",
     ):
         assert line in text
     assert "<h4>Delegate 0: EthosUBackend</h4><table><tr><td>payload</td>" in inspection._repr_html_()
@@ -208,7 +208,7 @@ def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -
     delegate = inspection.methods[0].delegates[0]
     assert delegate.payload is None
     assert reason in (delegate.problem or "")
-    assert re.search(rf"\n  not readable +.*{re.escape(reason)}", str(inspection))
+    assert re.search(rf"\n  damaged payload +.*{re.escape(reason)}", str(inspection))
     assert inspection.methods[0].operators == inspect_program(program(name)).methods[0].operators
 
 
@@ -240,7 +240,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"fast_scratch_size": b"\0\4\0\0"}, 1024, r"\n  fast scratch +1,024 B\n"),
         ({"fast_scratch_size": bytes(4)}, 0, None),
-        ({}, None, r"\n  fast scratch +not told\n"),
+        ({}, None, r"\n  fast scratch +unknown\n"),
     ],
 )
 def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
@@ -301,10 +301,10 @@ def test_path(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
-    assert main(["inspect_program", str(path)]) == 0
+    assert main(["inspect", str(path)]) == 0
     assert capsys.readouterr().out == f"{inspect_program(path)}\n"
-    assert main(["inspect_program", str(path), "--json"]) == 0
+    assert main(["inspect", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inspect_program(path).to_dict()))
     path.write_bytes(program("tosa")[:-1])
-    assert main(["inspect_program", str(path)]) == 2
+    assert main(["inspect", str(path)]) == 2
     assert f"error: '{path}': truncated" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
-    with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' is not there"):
+    with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' does not exist"):
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
@@ -118,7 +118,7 @@ def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytes
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
     exported, said = in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
-    assert "takes a C++17 compiler" in said
+    assert "needs a C++17 compiler" in said
     assert not (tmp_path / "cache").exists()
 
 
@@ -160,7 +160,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder should be")
     with pytest.raises(
         RuntimeUnavailable,
-        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a folder that can be",
+        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder",
     ):
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment={"XDG_CACHE_HOME": str(tmp_path)})
 

@@ -201,7 +201,7 @@ def test_random_bytes() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"ET12", b"\0" * 7])
 def test_too_few_bytes(data: bytes) -> None:
-    with pytest.raises(ProgramError, match=r"truncated: \d bytes are too few"):
+    with pytest.raises(ProgramError, match=r"truncated: a file of \d bytes is too short"):
         read_program(data)
 
 
@@ -213,7 +213,7 @@ def test_another_format() -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (12, 0, "a header of 0 bytes"),
+        (12, 0, "the header has 0 bytes"),
         (16, 1 << 63, "the program should end at byte 9,223,372,036,854,775,808"),
         (24, (1 << 64) - 1, "the segments should end"),
         (32, (1 << 64) - 1, "the segments should end"),
@@ -247,19 +247,19 @@ def test_references_to_one_table_end() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sizes": [-1]}, "a tensor has the shape [-1] with the order [0]"),
-        ({"order": [1]}, "a tensor has the shape [4] with the order [1]"),
-        ({"order": []}, "a tensor has the shape [4] with the order []"),
-        ({"dtype": 99}, "a tensor has the unknown type 99"),
-        ({"kind": 77}, "kind of value 77 of 12 is used"),
-        ({"inputs": [1]}, "value 1 of 1 is used"),
-        ({"inputs": [-1]}, "value -1 of 1 is used"),
+        ({"sizes": [-1]}, "a tensor has the shape [-1] with the dimension order [0]"),
+        ({"order": [1]}, "a tensor has the shape [4] with the dimension order [1]"),
+        ({"order": []}, "a tensor has the shape [4] with the dimension order []"),
+        ({"dtype": 99}, "a tensor has the unknown scalar type 99"),
+        ({"kind": 77}, "it refers to kind of value 77, and there are 12"),
+        ({"inputs": [1]}, "it refers to value 1, and there are 1"),
+        ({"inputs": [-1]}, "it refers to value -1, and there are 1"),
         ({"buffers": [0, -5]}, "a buffer of -5 bytes"),
-        ({"location": 2}, "at the unknown place 2"),
-        ({"index": 1}, "inline payload 1 of 1 is used"),
-        ({"location": 1}, "segment 0 of 0 is used"),
+        ({"location": 2}, "has the unknown location 2"),
+        ({"index": 1}, "it refers to inline payload 1, and there are 1"),
+        ({"location": 1}, "it refers to segment 0, and there are 0"),
         ({"name": b"\xff\xfe"}, "is not UTF-8"),
-        ({"methods": 2}, "two methods have one name"),
+        ({"methods": 2}, "two methods have the same name"),
     ],
 )
 def test_damage_is_named(change: dict[str, Any], message: str) -> None:
