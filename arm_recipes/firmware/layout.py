@@ -1,7 +1,7 @@
-"""What ExecuTorch's runtime takes of the method allocator, computed from a program for a width of pointers.
+"""Size of the method allocator: computes what ExecuTorch's runtime allocates to load a method, for 32 or 64 bits.
 
-The runtime takes it piece by piece while it loads a method, each at the alignment of its type; this follows its order.
-That it does is checked with each export: the figure for 64 bits must be the one that a run on this machine measures.
+The runtime allocates one object after the other, each at the alignment of its type; this module follows the same order.
+Every export checks it: the size for 64-bit pointers must equal the size that a run on this machine measures.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from executorch.exir.schema import TensorShapeDynamism
 
 #: Size and alignment of a type.
 SizeAlign = tuple[int, int]
-#: Of a size, a dimension's place in memory, a truth value.
+#: Types of a dimension's size (int32), of an entry of dim_order or a flag (byte), and of an integer (int64).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
 _MAX_DIMENSIONS = 16
@@ -23,12 +23,13 @@ _MAX_DIMENSIONS = 16
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes and alignments of the runtime's types.
+    """Sizes and alignments of the runtime's types, for one width of pointers.
 
     Attributes:
-        named: by their names in C++, which a build of the firmware compares.
-        delegate, chain: of types that no header shows: a ``FreeableBuffer`` and two pointers; a pointer, a span and a
-            pointer.
+        bits: width of pointers.
+        named: types by their names in C++; a build of the firmware asserts them.
+        delegate: ``BackendDelegate``, which no header defines: a ``FreeableBuffer`` and two pointers.
+        chain: ``Chain``, which no header defines: a pointer, a span and a pointer.
     """
 
     bits: int
@@ -38,7 +39,7 @@ class Layout:
 
     @property
     def pointer(self) -> SizeAlign:
-        """Any."""
+        """Any pointer."""
         return self.bits // 8, self.bits // 8
 
 
@@ -83,7 +84,7 @@ LOADED_BYTES = {32: 120, 64: 168}
 
 
 def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes of the method allocator that loading a method takes, from a multiple of 16 bytes on."""
+    """Bytes of the method allocator that loading a method uses, if the pool is aligned to 16 bytes."""
     used = 0
     for size, alignment in _allocations(plan, bits):
         used = -(-used // alignment) * alignment + size
@@ -91,9 +92,9 @@ def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
 
 
 def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes that the temp allocator must have for the runtime to look up kernels in it.
+    """Bytes of the temp allocator that the runtime uses to look up kernels.
 
-    With less it takes the method allocator for that, and does not give back what it took.
+    With less, the runtime allocates them from the method allocator, which it never frees.
     """
     size, _ = LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
     counts = [len(call.args) for call in _calls(plan) if isinstance(call, schema.KernelCall)]
@@ -106,11 +107,11 @@ def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
 
 
 def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
-    """Size and alignment of each piece, in order."""
+    """Size and alignment of each allocation, in the order of the runtime."""
     layout = LAYOUTS[bits]
     yield _array_of(len(plan.values), layout.named["executorch::runtime::EValue"])
     if plan.inputs:
-        yield _array_of(len(plan.inputs), _BYTE)  # which of them are set
+        yield _array_of(len(plan.inputs), _BYTE)  # flags: which inputs are set
     for value in plan.values:
         yield from _value(value.val, layout)
     yield _array_of(len(plan.delegates), layout.delegate)
@@ -122,7 +123,7 @@ def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
     for chain in plan.chains:
         count = len(chain.instructions)
         yield _array_of(count, layout.pointer)  # kernels
-        yield _array_of(count, layout.named["executorch::runtime::Span<uint8_t>"])  # lists of arguments
+        yield _array_of(count, layout.named["executorch::runtime::Span<uint8_t>"])  # argument lists
         for instruction in chain.instructions:
             call = instruction.instr_args
             if isinstance(call, (schema.KernelCall, schema.DelegateCall)):

@@ -201,5 +201,5 @@ def test_a_loaded_program_needs_no_result(tmp_path: Path) -> None:
     sample = result.inputs[0].quantize(torch.ones(1, 3, 8, 8))
     firmware = save_firmware(path, tmp_path / "firmware", [(sample,)])
     assert firmware.pools == save_firmware(result, tmp_path / "other").pools
-    assert firmware.versions.vela == "not told"
+    assert firmware.versions.vela == "unknown"
     assert format_array(sample.numpy().tobytes()) in _text(firmware, "golden.c")

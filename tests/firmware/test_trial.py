@@ -50,7 +50,7 @@ def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RunError) as error:
         run_on_host(content, sizes, [case])
     told = str(error.value)
-    assert "for 'forward' enough of method allocator and 196 B, 64 B of temp allocator, 0 B of fast scratch" in told
+    assert "'forward': method allocator unlimited, planned memory 196 B, temp allocator 64 B, fast scratch 0 B" in told
     assert "1344 bytes of scratch are not to be had from the temp allocator, which has 64" in told
     assert "cannot execute the method forward" in told
     with pytest.raises(RunError, match="input of another size"):
@@ -58,5 +58,5 @@ def test_errors_have_the_sizes_and_the_log(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RunError, match="cannot load the program"):
         run_on_host(content[:100], sizes, [case])
     monkeypatch.setattr(build, "build_firmware_runner", lambda: Path("/bin/false"))
-    with pytest.raises(RunError, match="it ended with 1"):
+    with pytest.raises(RunError, match="exit code 1"):
         run_on_host(content, sizes, [case])

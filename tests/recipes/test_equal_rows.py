@@ -77,7 +77,7 @@ def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
 
 def test_weights_are_stored_once() -> None:
     result = _exported()
-    inspection = arm_recipes.inspect(result.buffer)
+    inspection = arm_recipes.inspect_program(result.buffer)
     (size,) = (size for name, size in inspection.named_data.items() if name.startswith(WEIGHTS_PREFIX))
     assert size < 1.3 * 3 * WIDTH * WIDE  # twice as much without groups
     for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):

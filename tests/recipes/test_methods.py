@@ -100,7 +100,7 @@ def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
 def test_weights_are_stored_once(recipe: str) -> None:
-    inspection = arm_recipes.inspect(_exported(recipe).buffer)
+    inspection = arm_recipes.inspect_program(_exported(recipe).buffer)
     named = {name: size for name, size in inspection.named_data.items() if name.startswith(WEIGHTS_PREFIX)}
     payloads = [delegate.payload_bytes for delegate in _exported(recipe).report.delegates]
     assert sorted(payloads) == sorted(d.payload_bytes for method in inspection.methods for d in method.delegates)
@@ -111,7 +111,7 @@ def test_weights_are_stored_once(recipe: str) -> None:
     assert len(name) == NAME_LENGTH
     samples = [prompt(1, PROMPT + i) for i in range(STEPS)]
     alone = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples)
-    (delegate,) = arm_recipes.inspect(alone.buffer).methods[0].delegates
+    (delegate,) = arm_recipes.inspect_program(alone.buffer).methods[0].delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert size < 1.25 * delegate.payload.weight_bytes
 
@@ -159,7 +159,9 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
 
 def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
     result = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [prompt(4)])
-    assert not [name for name in arm_recipes.inspect(result.buffer).named_data if name.startswith(WEIGHTS_PREFIX)]
+    assert not [
+        name for name in arm_recipes.inspect_program(result.buffer).named_data if name.startswith(WEIGHTS_PREFIX)
+    ]
 
 
 def test_via_the_tosa_graphs() -> None:

@@ -18,7 +18,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_recipes import ArmRecipeType, ExportResult, export, inspect, load
+from arm_recipes import ArmRecipeType, ExportResult, export, inspect_program, load
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
@@ -93,7 +93,7 @@ def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
 
 def test_a_program_for_direct_drive_is_told_as_such() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U85, direct_drive=True), images(), verify=True)
-    described = inspect(result.buffer)
+    described = inspect_program(result.buffer)
     (delegate,) = described.methods[0].delegates
     payload = delegate.payload
     assert isinstance(payload, EthosUPayload)

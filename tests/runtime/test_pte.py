@@ -254,7 +254,7 @@ def test_references_to_one_table_end() -> None:
         ({"kind": 77}, "it refers to kind of value 77, and there are 12"),
         ({"inputs": [1]}, "it refers to value 1, and there are 1"),
         ({"inputs": [-1]}, "it refers to value -1, and there are 1"),
-        ({"buffers": [0, -5]}, "a buffer of -5 bytes"),
+        ({"buffers": [0, -5]}, "a planned buffer has -5 bytes"),
         ({"location": 2}, "has the unknown location 2"),
         ({"index": 1}, "it refers to inline payload 1, and there are 1"),
         ({"location": 1}, "it refers to segment 0, and there are 0"),

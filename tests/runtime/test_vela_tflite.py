@@ -19,11 +19,12 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_recipes import VelaProgram, compare, inspect, load, save_firmware
+from arm_recipes import VelaProgram, compare, inspect_program, load, save_firmware
 from arm_recipes.cli.main import main
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError
+from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Payload, read_payload
@@ -218,7 +219,7 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
         loaded.run(*tensors, backend="tosa")
     with pytest.raises(RunError, match="a TFLite model has no reference program: leave out reference="):
         load(path, reference=path)
-    with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs those for an Ethos-U"):
+    with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs only Ethos-U delegates"):
         save_firmware(path, tmp_path / "firmware")
 
 
@@ -236,17 +237,18 @@ def test_two_of_them_are_compared() -> None:
 
 
 def test_what_inspect_tells() -> None:
-    described = inspect(_model("ethos-u65-512"))
+    described = inspect_program(_model("ethos-u65-512"))
     (method,) = described.methods
     (delegate,) = method.delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert (delegate.payload.product, delegate.payload.macs, delegate.problem) == (65, 512, None)
-    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]
+    tensors = [tensor for tensor in (*method.inputs, *method.outputs) if isinstance(tensor, TensorInfo)]
+    assert [tensor.scale for tensor in tensors] == [0.5, 0.25, 0.125]
     shown = str(described)
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line
-    assert "fast scratch" not in str(inspect(_model()))
-    beside = inspect(_beside())
+    assert "fast scratch" not in str(inspect_program(_model()))
+    beside = inspect_program(_beside())
     assert beside.methods[0].operators == ("SOFTMAX", "mine", "SOFTMAX")
     assert beside.to_dict()["methods"][0]["operators"] == ["SOFTMAX", "mine", "SOFTMAX"]
 
