@@ -1,4 +1,4 @@
-"""ETRecord: what ExecuTorch's Inspector needs of an export to tell what a runtime's events are about."""
+"""ETRecord: the debug information by which ExecuTorch's Inspector maps events of a run to nodes of the program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-#: The Inspector reads no other method.
+#: The only method that the Inspector reads.
 _METHOD = "forward"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -30,14 +30,17 @@ def build_etrecord(
     inputs: Sequence[torch.Tensor] | None = None,
     outputs: Sequence[Sequence[torch.Tensor]] | None = None,
 ) -> ETRecord:
-    """The record of a method, under the name that the Inspector reads.
+    """Build the record of a method, under the method name that the Inspector reads.
 
-    Its graph is the captured program: that of the edge dialect has delegates in it already.
+    Its graph is the captured program, because the edge program already contains delegates.
 
     Args:
-        program: what was lowered, from ``numbered``.
-        inputs: what the Inspector runs the graph on, to compare with events.
-        outputs: what the program gives, for each of some samples.
+        manager: the exported program.
+        method: name of the method.
+        program: the captured program, from ``assign_debug_handles``.
+        calls: the delegate calls of the method.
+        inputs: inputs on which the Inspector runs the graph, to compare values with events.
+        outputs: reference outputs of the program for each sample.
     """
     from executorch.devtools import ETRecord
 
@@ -51,7 +54,7 @@ def build_etrecord(
         mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
-            results[call.instruction] = 1  # the Inspector takes it for each event inside, too
+            results[call.instruction] = 1  # the Inspector applies this to each event inside, too
     return ETRecord(
         edge_dialect_program=program,
         _debug_handle_map={_METHOD: _with_text_keys(handles)},
@@ -63,7 +66,9 @@ def build_etrecord(
 
 
 def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list[int]:
-    """Operators on the CPU whose results are channels_last: ETDump does not tell, the Inspector would misread them."""
+    """CPU operators with channels_last results: ETDump does not record the layout, so the Inspector would misread
+    them.
+    """
     from executorch.exir.delegate import executorch_call_delegate
 
     return [
@@ -71,18 +76,18 @@ def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list
         for node in manager.exported_program(method).graph.nodes
         if "debug_handle" in node.meta
         and node.target is not executorch_call_delegate
-        and (made := first_result(node)) is not None
-        and not made.is_contiguous()
+        and (value := first_result(node)) is not None
+        and not value.is_contiguous()
     ]
 
 
 def _with_text_keys(entries: Mapping[int, Any]) -> dict[Any, Any]:
-    """As a record is read: a key of JSON is a text."""
+    """Convert keys to strings, as in a record that is read back from JSON."""
     return {str(key): value for key, value in entries.items()}
 
 
 def serialize_etrecord(record: ETRecord) -> bytes:
-    """The file, the same bytes for the same program: without the time, and without PyTorch's count of code it wrote."""
+    """Serialize a record reproducibly: without timestamps, and without PyTorch's counter of generated code."""
     original, result = io.BytesIO(), io.BytesIO()
     record.save(original)
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(result, "w") as target:

@@ -1,4 +1,4 @@
-"""The captured program as ExecuTorch's Inspector reads it, and what PyTorch computes of it."""
+"""The captured program with debug handles, as ExecuTorch's Inspector reads it, and its values in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _KEPT_META = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_st
 
 
 def assign_debug_handles(program: ExportedProgram) -> ExportedProgram:
-    """A copy of a program as it was lowered, with the debug handles that delegates and events have."""
+    """Copy a program and assign the debug handles that delegates and events use."""
     program = _with_buffers(program)
     simplify_call(program)
-    program._example_inputs = None  # which have what is constant in the program
+    program._example_inputs = None  # they contain arguments that are constants of the program
     number(program.graph, 1)
     for node in program.graph.nodes:
         handle = handle_of(node)
@@ -37,7 +37,7 @@ def assign_debug_handles(program: ExportedProgram) -> ExportedProgram:
 
 
 def _with_buffers(program: ExportedProgram) -> ExportedProgram:
-    """A copy with buffers of its own: a run may write them."""
+    """Copy a program with its own buffers, because a run may write them."""
     program = copied(program)
     for name in program.graph_signature.inputs_to_buffers.values():
         store = store_of(program, name)
@@ -46,7 +46,9 @@ def _with_buffers(program: ExportedProgram) -> ExportedProgram:
 
 
 def _pass_by_position(node: Node) -> None:
-    """Give operands by position where the operator takes them so: the Inspector's graph leaves out the others."""
+    """Turn keyword arguments into positional ones if the schema allows it: the Inspector's graph drops keyword
+    arguments.
+    """
     if not isinstance(node.target, OpOverload) or not node.kwargs:
         return
     args, kwargs = list(node.args), dict(node.kwargs)
@@ -60,7 +62,7 @@ def _pass_by_position(node: Node) -> None:
 
 
 class _Recorder(Interpreter):
-    """Runs a graph and keeps what some of its nodes give."""
+    """Interpreter that records the values of selected nodes."""
 
     def __init__(self, module: GraphModule, names: Collection[str]) -> None:
         super().__init__(module)
@@ -68,7 +70,7 @@ class _Recorder(Interpreter):
         self.recorded: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: Node) -> Any:
-        """One node."""
+        """Run a node, and record its value if it is selected."""
         value = super().run_node(n)
         if n.name in self._names and isinstance(value, torch.Tensor):
             self.recorded[n.name] = value.detach().clone()
@@ -78,9 +80,9 @@ class _Recorder(Interpreter):
 def compute_node_values(
     program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]
 ) -> dict[str, torch.Tensor]:
-    """What nodes of a program give, computed by PyTorch."""
+    """Compute values of nodes in PyTorch, by the names of the nodes."""
     program = _with_buffers(program)
-    # Not program.module(): that checks inputs by code that it writes, which numbers and odd names are too much for.
+    # Not program.module(): its generated input checks fail for number arguments and unusual names.
     recorder = _Recorder(program.graph_module, names)
     with torch.no_grad():
         recorder.run(*_all_inputs(program, inputs))
@@ -88,12 +90,12 @@ def compute_node_values(
 
 
 def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """What the graph takes: weights and buffers too, and the numbers that it was captured with."""
-    given = iter(tensors)
+    """All inputs of the graph: weights, buffers, constant arguments from the capture, and ``tensors``."""
+    user_inputs = iter(tensors)
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:
             yield store_of(program, spec.target)[spec.target]
         elif isinstance(spec.arg, ConstantArgument):
             yield spec.arg.value
         else:
-            yield next(given)
+            yield next(user_inputs)

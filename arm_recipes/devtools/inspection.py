@@ -1,4 +1,4 @@
-"""ETDump, ETRecord and bundled programs of an ``ExportResult``."""
+"""Developer tools of an ``ExportResult``: build its ETDump, ETRecord, Inspector and bundled programs."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dump:
-    """A run with its events.
+    """Events of one run.
 
     Attributes:
-        etdump, debug: ExecuTorch's ETDump, and the buffer with the tensors that it tells of.
-        record: of the method, with the inputs of this run.
-        outputs: of the program.
+        etdump: ExecuTorch's ETDump.
+        debug: the debug buffer with the logged tensors.
+        record: ETRecord of the method, with the inputs of this run.
+        outputs: outputs of the program.
     """
 
     etdump: bytes
@@ -43,10 +44,10 @@ class Dump:
 
 
 class Method:
-    """What the developer tools need of a method.
+    """A method of an export, prepared for the developer tools.
 
     Raises:
-        ValueError: there is no such method, or it has no program that was lowered.
+        ValueError: there is no such method, or the result has no captured program of it.
     """
 
     def __init__(self, result: Artifact, name: str) -> None:
@@ -56,68 +57,74 @@ class Method:
         self._result, self._name = result, name
         self._report: MethodReport = known[name]
         self._program: ExportedProgram = assign_debug_handles(result.exported_programs[name])
-        #: Of what loops call ExecuTorch's emitter tells no instructions: it has no events of ours.
+        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so we log no events.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
     def dump(self, tensors: Sequence[torch.Tensor]) -> Dump:
-        """Run the program, loaded anew, with ExecuTorch's event tracer.
+        """Load the program again and run it with ExecuTorch's event tracer.
 
         Args:
-            tensors: what the model takes, or the program.
+            tensors: inputs of the model, or of the program.
 
         Raises:
-            ValueError: what the method computes with, or returns, is nothing that an ETDump holds.
+            ValueError: ETDump cannot encode a dtype or an output of the method.
         """
         check_loggable(self._result.executorch_program, self._name)
-        # A run of its own: what it takes to look into delegates is none of the time that the events have.
+        # A separate run, so that tracing the delegates does not add to the durations of the events.
         found = self._calls(tensors)
-        real = self._to_model(tensors)
-        expected = compute_node_values(self._program, real, {layer.node for call in found for layer in call.layers})
-        told = iter([collect_events(call, expected) for call in found])
+        model_inputs = self._to_model(tensors)
+        expected = compute_node_values(
+            self._program, model_inputs, {layer.node for call in found for layer in call.layers}
+        )
+        event_lists = iter([collect_events(call, expected) for call in found])
         manager = self._result.executorch_program
         etdump, debug, outputs = self._result.program().etdump(
             *self._to_program(tensors),
             method=self._name,
             debug_bytes=debug_buffer_bytes(manager, self._name, expected),
-            listener=lambda run: None if run.checksum in self._in_loops else log_events(next(told)),
+            listener=lambda run: None if run.checksum in self._in_loops else log_events(next(event_lists)),
         )
-        return Dump(etdump, debug, build_etrecord(manager, self._name, self._program, found, real), tuple(outputs))
+        return Dump(
+            etdump, debug, build_etrecord(manager, self._name, self._program, found, model_inputs), tuple(outputs)
+        )
 
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """ETRecord of the method, with samples and what the program gives for them."""
+        """Build the ETRecord of the method, with samples and the program's outputs for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
         found = self._calls(samples[0] if samples else zeros)
-        real = self._to_model(samples[0]) if samples else None
-        return build_etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
+        model_inputs = self._to_model(samples[0]) if samples else None
+        return build_etrecord(
+            self._result.executorch_program, self._name, self._program, found, model_inputs, outputs or None
+        )
 
     def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
-        """The delegates, and what their operations give in a run."""
-        program = self._result.program()  # its delegates live as long as it does
+        """Run the program and collect its delegate calls with the results of their operations."""
+        program = self._result.program()  # keep a reference: its delegates are released with it
         with plugin.record_executions() as executions:
             program.run(*self._to_program(tensors), method=self._name)
         known = [each for each in executions if each.checksum not in self._in_loops]
         return collect_calls(self._result.executorch_program, self._name, self._program, known)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
-        """What the program gives for samples, one after the other: buffers that it writes go on."""
+        """Outputs of the program for samples in sequence; mutable buffers keep their values between samples."""
         program = self._result.program()
         runs = (program.run(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
     def _to_model(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the model takes."""
+        """Convert inputs for the model."""
         return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def _to_program(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the program takes."""
+        """Convert inputs for the program."""
         return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def build_test_suite(
         self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]
     ) -> Any:
-        """ExecuTorch's ``MethodTestSuite``."""
+        """Build ExecuTorch's ``MethodTestSuite`` of the method."""
         from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 
         pairs = zip(samples, outputs, strict=True)
@@ -127,7 +134,7 @@ class Method:
 
 
 def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
-    """ExecuTorch's Inspector of one run."""
+    """Run the program once and create ExecuTorch's Inspector of its events."""
     import tempfile
     from pathlib import Path
 
@@ -147,10 +154,10 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
 
 
 def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
-    """Content of the files beside a program, by name.
+    """Build the files beside a program (ETRecords, bundled program), by name.
 
     Raises:
-        ValueError: the samples are not what the model takes, or the program's results cannot be bundled.
+        ValueError: samples do not match the model, or ExecuTorch cannot bundle the inputs or outputs.
     """
     given = {} if bundled is None else _samples(result, bundled)
     main = result.main_method
@@ -196,7 +203,7 @@ def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor
 
 @contextmanager
 def _translate_bundling_errors() -> Iterator[None]:
-    """ExecuTorch asserts what it can bundle."""
+    """Turn assertions of ExecuTorch about unsupported values into ``ValueError``."""
     try:
         yield
     except AssertionError as error:
@@ -206,7 +213,7 @@ def _translate_bundling_errors() -> Iterator[None]:
 
 
 def _build_bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
-    """The program with its samples: the one that ``save`` writes, with its seal."""
+    """Build the bundled program from the bytes that ``save`` writes, including the checksum."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
