@@ -87,7 +87,7 @@ def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkey
     (method,) = bound.pools.methods
     assert (method.pool, method.pool_64) == (exact.pools.methods[0].pool_64,) * 2
     assert not bound.pools.exact
-    assert "Not all figures of a Cortex-M could be computed" in render_files(bound)["model.h"].decode()
+    assert "Not all sizes for Cortex-M could be computed" in render_files(bound)["model.h"].decode()
     assert "are computed from the program" in render_files(exact)["model.h"].decode()
 
 

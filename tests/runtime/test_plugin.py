@@ -90,7 +90,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as caught:
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=_without_compiler(tmp_path))
     assert re.search(
-        r"takes a C\+\+17 compiler, .* and there is none\. Install one \(Debian: apt-get install g\+\+\), or set CXX\. "
+        r"needs a C\+\+17 compiler, .* and none was found\. Install one \(Debian: apt-get install g\+\+\), "
+        r"or set CXX\. "
         "Exporting does not need it",
         str(caught.value),
     )
