@@ -56,17 +56,17 @@ def collect_events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Ev
         expected: PyTorch's values of the layers' nodes, for the same inputs.
     """
     remaining = reading.estimated_intervals(call.record, call.operators)
-    found: list[_Event] = []
+    logged: list[_Event] = []
     for layer in call.layers:
         candidates = reading.dequantize(layer, call.results[layer.operation])
         array = reading.choose_layout(candidates, expected[layer.node].numpy())
         # ETDump has no float16.
-        found.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
+        logged.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
         own = [number for number in remaining if call.handles[number] == layer.handles]
-        found += [
+        logged += [
             _event(call, remaining.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))
         ]
-    return [*found, *(_event(call, span) for span in remaining.values())]
+    return [*logged, *(_event(call, span) for span in remaining.values())]
 
 
 def _event(call: Call, span: reading.Interval) -> _Event:
@@ -77,9 +77,9 @@ def _event(call: Call, span: reading.Interval) -> _Event:
     return _Event(number, None, span.start, span.end, json.dumps(details).encode())
 
 
-def log_events(found: Sequence[_Event]) -> None:
+def log_events(logged: Sequence[_Event]) -> None:
     """Log events to the event tracer of the running program, while it executes the delegate."""
-    for event in found:
+    for event in logged:
         if event.output is not None:
             plugin.log_output(event.operation, event.output)
         else:

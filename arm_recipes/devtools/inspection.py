@@ -71,12 +71,12 @@ class Method:
         """
         check_loggable(self._result.executorch_program, self._name)
         # A separate run, so that tracing the delegates does not add to the durations of the events.
-        found = self._calls(tensors)
+        calls = self._calls(tensors)
         model_inputs = self._to_model(tensors)
         expected = compute_node_values(
-            self._program, model_inputs, {layer.node for call in found for layer in call.layers}
+            self._program, model_inputs, {layer.node for call in calls for layer in call.layers}
         )
-        event_lists = iter([collect_events(call, expected) for call in found])
+        event_lists = iter([collect_events(call, expected) for call in calls])
         manager = self._result.executorch_program
         etdump, debug, outputs = self._result.program().etdump(
             *self._to_program(tensors),
@@ -85,7 +85,7 @@ class Method:
             listener=lambda run: None if run.checksum in self._in_loops else log_events(next(event_lists)),
         )
         return Dump(
-            etdump, debug, build_etrecord(manager, self._name, self._program, found, model_inputs), tuple(outputs)
+            etdump, debug, build_etrecord(manager, self._name, self._program, calls, model_inputs), tuple(outputs)
         )
 
     def record(
@@ -93,10 +93,10 @@ class Method:
     ) -> ETRecord:
         """Build the ETRecord of the method, with samples and the program's outputs for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
-        found = self._calls(samples[0] if samples else zeros)
+        calls = self._calls(samples[0] if samples else zeros)
         model_inputs = self._to_model(samples[0]) if samples else None
         return build_etrecord(
-            self._result.executorch_program, self._name, self._program, found, model_inputs, outputs or None
+            self._result.executorch_program, self._name, self._program, calls, model_inputs, outputs or None
         )
 
     def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
@@ -104,8 +104,8 @@ class Method:
         program = self._result.program()  # keep a reference: its delegates are released with it
         with plugin.record_executions() as executions:
             program.run(*self._to_program(tensors), method=self._name)
-        known = [each for each in executions if each.checksum not in self._in_loops]
-        return collect_calls(self._result.executorch_program, self._name, self._program, known)
+        outside_loops = [each for each in executions if each.checksum not in self._in_loops]
+        return collect_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
         """Outputs of the program for samples in sequence; mutable buffers keep their values between samples."""
@@ -129,7 +129,7 @@ class Method:
 
         pairs = zip(samples, outputs, strict=True)
         with _translate_bundling_errors():
-            cases = [MethodTestCase(self._to_program(given), list(made)) for given, made in pairs]
+            cases = [MethodTestCase(self._to_program(inputs), list(expected)) for inputs, expected in pairs]
             return MethodTestSuite(self._name, cases)
 
 
@@ -159,22 +159,22 @@ def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> d
     Raises:
         ValueError: samples do not match the model, or ExecuTorch cannot bundle the inputs or outputs.
     """
-    given = {} if bundled is None else _samples(result, bundled)
+    bundled_samples = {} if bundled is None else _samples(result, bundled)
     main = result.main_method
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     suites = []
-    for name in [method.name for method in result.report.methods] if etrecords else list(given):
+    for name in [method.name for method in result.report.methods] if etrecords else list(bundled_samples):
         method = Method(result, name)
-        samples = given.get(name)
+        samples = bundled_samples.get(name)
         outputs = None if samples is None else method.run_samples(samples)
         if samples is not None and outputs is not None:
             suites.append(method.build_test_suite(samples, outputs))
         if etrecords:
             record = method.record(samples or (), outputs or ())
-            found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
+            contents[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
     if suites:
-        found[f"{stem}.bpte"] = _build_bundle(result, suites)
-    return found
+        contents[f"{stem}.bpte"] = _build_bundle(result, suites)
+    return contents
 
 
 def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
@@ -183,7 +183,7 @@ def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor
     unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"bundled: the program has no method {unknown[0]!r}; it has: {', '.join(names)}")
-    found = {}
+    converted = {}
     for name, samples in by_method.items():
         if not isinstance(samples, Iterable) and not callable(samples):
             raise ValueError(
@@ -193,8 +193,8 @@ def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor
         if not listed:
             raise ValueError(f"bundled: there are no samples of '{name}': give a list of input tuples, [(x,)]")
         inputs = [as_inputs(sample, f"bundled[{index}]", f" of '{name}'") for index, sample in enumerate(listed)]
-        found[name] = [_tensors(result, name, sample) for sample in inputs]
-    return found
+        converted[name] = [_tensors(result, name, sample) for sample in inputs]
+    return converted
 
 
 def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:

@@ -38,8 +38,10 @@ def read_results(execution: Execution, record: Delegate, operators: Sequence[Tos
         return dict.fromkeys(range(len(operators)), ())
     if isinstance(delegate, EthosUDelegate):
         pieces = _written_pieces(delegate, execution, record, operators)
-        found = {number: tuple(_join_pieces(made, operators[number].result.shape)) for number, made in pieces.items()}
-        return {number: arrays for number, arrays in found.items() if arrays}
+        candidates = {
+            number: tuple(_join_pieces(written, operators[number].result.shape)) for number, written in pieces.items()
+        }
+        return {number: arrays for number, arrays in candidates.items() if arrays}
     return {}
 
 
@@ -50,8 +52,8 @@ def read_tosa_results(
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
-    made = delegate.run_intermediates(execution.inputs, [operators[number].result.name for number in numbers])
-    return {number: (array,) for number, array in zip(numbers, made, strict=True)}
+    arrays = delegate.run_intermediates(execution.inputs, [operators[number].result.name for number in numbers])
+    return {number: (array,) for number, array in zip(numbers, arrays, strict=True)}
 
 
 def _written_pieces(
@@ -167,11 +169,11 @@ def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> 
         number = numbers.find(layer)
         if number is not None:
             grouped.setdefault(number, []).append(layer)
-    found, start, clock = {}, 0, record.vela.core_clock
+    intervals, start, clock = {}, 0, record.vela.core_clock
     for index, parts in grouped.items():
         known: dict[str, Any] = {"operator": parts[0].npu_operator, "tensor": parts[0].tensor}
         known |= {name: sum(getattr(part, name) for part in parts) for name in ("cycles", "npu_cycles", "macs")}
         end = start + known["cycles"]
-        found[index] = Interval(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
+        intervals[index] = Interval(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
         start = end
-    return found
+    return intervals

@@ -68,8 +68,8 @@ def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> l
         tensor = torch.as_tensor(value)
         info = port.info
         if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
-            found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-            raise ValueError(f"{what}: '{info.name}' is {found}, the program takes {info.dtype}{list(info.shape)}")
+            actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            raise ValueError(f"{what}: '{info.name}' is {actual}, the program takes {info.dtype}{list(info.shape)}")
         tensors.append(tensor)
     return tensors
 

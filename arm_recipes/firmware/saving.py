@@ -244,20 +244,31 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
     from arm_recipes.samples.inputs import sample_list
 
     names = [of.method for of in ports]
-    given = samples_by_method(samples, "forward" if "forward" in names else names[0])
-    unknown = [name for name in given if name not in names]
+    by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
+    unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
-    for of in ports:
+    for method_ports in ports:
         try:
-            found = sample_list(of.method, given[of.method]) if of.method in given else []
+            method_samples = (
+                sample_list(method_ports.method, by_method[method_ports.method])
+                if method_ports.method in by_method
+                else []
+            )
         except ValueError:
             raise
-        what = f"of method '{of.method}'"
-        converted = [convert(of.method, of, sample, f"samples[{i}] {what}") for i, sample in enumerate(found)]
-        for tensors in converted or [random_inputs(of.inputs)]:
-            pairs = zip(tensors, of.inputs, strict=True)
-            yield Case(of.method, tuple(tensor_to_bytes(given, port.layout) for given, port in pairs), len(of.outputs))
+        what = f"of method '{method_ports.method}'"
+        converted = [
+            convert(method_ports.method, method_ports, sample, f"samples[{i}] {what}")
+            for i, sample in enumerate(method_samples)
+        ]
+        for tensors in converted or [random_inputs(method_ports.inputs)]:
+            pairs = zip(tensors, method_ports.inputs, strict=True)
+            yield Case(
+                method_ports.method,
+                tuple(tensor_to_bytes(value, port.layout) for value, port in pairs),
+                len(method_ports.outputs),
+            )
 
 
 def _versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
@@ -304,14 +315,18 @@ def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     suites = []
-    for of in ports:
+    for method_ports in ports:
         tests = []
         for case, outputs in zip(golden.cases, golden.outputs, strict=True):
-            if case.method == of.method:
-                given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, of.inputs, strict=True)]
-                expected = [tensor_from_bytes(data, port) for data, port in zip(outputs, of.outputs, strict=True)]
-                tests.append(MethodTestCase(inputs=given, expected_outputs=expected))
-        suites.append(MethodTestSuite(of.method, tests))
+            if case.method == method_ports.method:
+                inputs = [
+                    tensor_from_bytes(data, port) for data, port in zip(case.inputs, method_ports.inputs, strict=True)
+                ]
+                expected = [
+                    tensor_from_bytes(data, port) for data, port in zip(outputs, method_ports.outputs, strict=True)
+                ]
+                tests.append(MethodTestCase(inputs=inputs, expected_outputs=expected))
+        suites.append(MethodTestSuite(method_ports.method, tests))
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:
         file.write(program)
         file.flush()

@@ -81,7 +81,7 @@ class Model:
 
 def identifier(text: str) -> str:
     """Turn text into a C identifier: other characters than ASCII letters and digits become their code points."""
-    return re.sub(r"[^0-9A-Za-z_]", lambda found: f"u{ord(found[0]):x}", text)
+    return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
 def render_files(model: Model) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ _TEMPLATES = (
 
 
 def _fill_placeholders(text: str, places: Mapping[str, str]) -> str:
-    return _PLACEHOLDER.sub(lambda found: places[found[1]], text)
+    return _PLACEHOLDER.sub(lambda match: places[match[1]], text)
 
 
 def format_array(data: bytes) -> str:

@@ -26,7 +26,7 @@ _MAX_BYTES = 2**32
 
 @dataclass(frozen=True)
 class EthosUOperation:
-    """An operation of a command stream that has run, and what it wrote.
+    """An operation of a command stream that has run, with its result.
 
     Attributes:
         command: for example ``NPU_OP_CONV``.

@@ -85,7 +85,7 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """A payload and what its driver receives, as views of the payload.
+    """A payload's command stream and weights, which the driver receives, as views of the payload.
 
     Attributes:
         payload: description of the payload.
@@ -182,7 +182,7 @@ def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
     """Replace the commands of a payload, and its weights by the key ``name`` of external weights."""
     from arm_backend_core.backends.payload import block_stream
 
-    blocks = {block: bytes(found.data) for block, found in _read_blocks(memoryview(data)).items()}
+    blocks = {key: bytes(block.data) for key, block in _read_blocks(memoryview(data)).items()}
     return block_stream(list((blocks | {_COMMANDS: commands, _WEIGHTS: name.encode()}).items()), external=(_WEIGHTS,))
 
 
@@ -249,9 +249,9 @@ def _read_blocks(data: memoryview) -> dict[str, _Block]:
 
 def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
     """Read the block at ``start``, which follows the block ``last``; also returns the offset of the next block."""
-    left = len(data) - start
-    if left < _BLOCK_HEADER_BYTES:
-        tail = f"{left} follow this one" if start else f"the payload {left}"
+    remaining = len(data) - start
+    if remaining < _BLOCK_HEADER_BYTES:
+        tail = f"{remaining} follow this one" if start else f"the payload {remaining}"
         raise _damage_error(last, start, f"the header of a block has {_BLOCK_HEADER_BYTES} bytes, {tail}")
     name = _NAME_BY_BYTES.get(bytes(data[start : start + 16]))
     if start == 0 and name != _HEADER:
@@ -270,14 +270,14 @@ def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, _Bl
         if header[at] != 0:
             raise _damage_error(name, start + at, f"reserved byte is {header[at]}, not 0")
     length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
-    left -= _BLOCK_HEADER_BYTES
-    if length > left:
-        reason = f"its length is {length} bytes, {left} are left in the payload"
+    remaining -= _BLOCK_HEADER_BYTES
+    if length > remaining:
+        reason = f"its length is {length} bytes, {remaining} are left in the payload"
         raise _damage_error(name, start + _LENGTH_AT, reason)
     first, padding = start + _BLOCK_HEADER_BYTES, -length % _ALIGNMENT
-    if padding > left - length:
+    if padding > remaining - length:
         raise _damage_error(
-            name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload"
+            name, first + length, f"{padding} bytes of padding, {remaining - length} are left in the payload"
         )
     if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
         wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
@@ -346,12 +346,12 @@ def _read_cop1_header(block: _Block) -> StreamHeader:
     """
     at, configured = 4, None
     while block.size - at >= 4:
-        tag, left = block.number(at), block.size - at
+        tag, remaining = block.number(at), block.size - at
         kind = tag & 0xFF
         if kind == 5:
             at += 4
         elif kind == 1:
-            if left < 12:
+            if remaining < 12:
                 raise block.damaged(at, "its configuration is cut off")
             configured = _read_configuration(block, at + 4)
             at += 12
@@ -359,8 +359,8 @@ def _read_cop1_header(block: _Block) -> StreamHeader:
             size = 4 * ((tag >> 8 & 0xFF) << 16 | tag >> 16)
             if configured is None:
                 raise block.damaged(at, "commands without a configuration before them")
-            if size == 0 or left - 4 != size:
-                raise block.damaged(at, f"it announces {size} bytes of commands and has {left - 4}")
+            if size == 0 or remaining - 4 != size:
+                raise block.damaged(at, f"it announces {size} bytes of commands and has {remaining - 4}")
             if (at + 4) % _ALIGNMENT != 0:
                 raise block.damaged(at, "the commands do not start at a multiple of 16 bytes")
             return StreamHeader("COP1", at + 4, *configured)
@@ -388,11 +388,11 @@ def _read_cop2_header(block: _Block) -> StreamHeader:
         raise block.damaged(metadata_at, "its metadata is not of the known kind")
     if (version := block.number(32, "<H")) != 1:
         raise block.damaged(32, f"the major version of its metadata is {version}, not 1")
-    metadata, left = block.number(24), block.size - metadata_at
-    if metadata == left:
+    metadata, remaining = block.number(24), block.size - metadata_at
+    if metadata == remaining:
         raise block.damaged(block.size, "it ends without commands")
     ends = metadata_at + metadata
-    if metadata < fixed - metadata_at or metadata > left or ends % _ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
+    if metadata < fixed - metadata_at or metadata > remaining or ends % _ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
         reason = f"{metadata} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
         raise block.damaged(24, reason)
     if (addressing := block.number(48)) not in (1, 2):

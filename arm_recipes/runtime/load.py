@@ -17,7 +17,7 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
 
     A ``.pte`` runs in ExecuTorch's runtime. Arm's reference model executes TOSA delegates, Vulkan executes VGF
     delegates, and an emulator of the NPU executes the command streams of Ethos-U delegates. A TFLite model that Vela
-    compiled runs on the same emulator, as a ``VelaProgram``, if the whole model is one operator for the NPU. Results
+    compiled runs on the same emulator, as a ``VelaProgram``, if the entire model is one operator for the NPU. Results
     that are bit-exact on the target are bit-exact here.
 
     Args:

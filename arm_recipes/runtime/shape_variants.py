@@ -61,17 +61,17 @@ class SizedMethod:
         exact = next((name for name, has in self.methods.items() if has == sizes), None)
         if exact is not None:
             return exact
-        given = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        actual = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         fitting = [name for name, has in self.methods.items() if all(sizes[dim] <= has[dim] for dim in sizes)]
         listed = {dim: sorted({has[dim] for has in self.methods.values()}) for dim in sizes}
         exported = "; ".join(f"{dim} of {', '.join(map(str, known))}" for dim, known in listed.items())
         if not fitting:
-            raise ValueError(f"'{self.name}' was exported with {exported}; the inputs have {given}, which is larger")
+            raise ValueError(f"'{self.name}' was exported with {exported}; the inputs have {actual}, which is larger")
         smallest = min(fitting, key=lambda name: math.prod(self.methods[name].values()))
         if pad is None:
             padded = ", ".join(f"{name} = {self.methods[smallest][name]}" for name in sizes)
             raise ValueError(
-                f"'{self.name}' was exported with {exported}; the inputs have {given}: give a padding value, "
+                f"'{self.name}' was exported with {exported}; the inputs have {actual}: give a padding value, "
                 f"run(..., pad=0) for example, to pad them to {padded}"
             )
         return smallest

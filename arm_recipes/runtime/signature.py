@@ -1,6 +1,6 @@
 """Method signatures: inputs and outputs with names and quantization parameters, and the metadata that stores them.
 
-``export`` stores the metadata as JSON in the program's named data. It begins with a CRC-32 of the whole file.
+``export`` stores the metadata as JSON in the program's named data. It begins with a CRC-32 of the file.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def read_signature(program: PteProgram, method: str) -> Signature:
     Raises:
         KeyError: there is no such method.
     """
-    found = program.methods[method]
+    description = program.methods[method]
     names = _read_names(program, method)
     published: set[str] = set()
 
-    def values(side: str, given: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
+    def values(side: str, descriptions: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
         known = names.get(f"{side}s")
-        if not isinstance(known, list) or len(known) != len(given) or not all(isinstance(n, str) for n in known):
-            known = [f"{side}{index}" for index in range(len(given))]
+        if not isinstance(known, list) or len(known) != len(descriptions) or not all(isinstance(n, str) for n in known):
+            known = [f"{side}{index}" for index in range(len(descriptions))]
         result: list[Value] = []
-        for index, (name, value) in enumerate(zip(known, given, strict=True)):
+        for index, (name, value) in enumerate(zip(known, descriptions, strict=True)):
             if isinstance(value, str):
                 result.append(OtherValue(name, value))
                 continue
@@ -85,13 +85,17 @@ def read_signature(program: PteProgram, method: str) -> Signature:
                 result.append(TensorInfo(name, value.dtype, value.shape))
         return tuple(result)
 
-    return Signature(values("input", found.inputs), values("output", found.outputs), frozenset(published))
+    return Signature(values("input", description.inputs), values("output", description.outputs), frozenset(published))
 
 
 def _constant(program: PteProgram, method: str) -> object:
     """Result of a constant method; None if there is no such method, or if it has several results."""
-    found = program.methods.get(method)
-    return found.constants[0] if found is not None and found.constants and len(found.constants) == 1 else None
+    description = program.methods.get(method)
+    return (
+        description.constants[0]
+        if description is not None and description.constants and len(description.constants) == 1
+        else None
+    )
 
 
 def encode_metadata(
@@ -111,8 +115,8 @@ def encode_metadata(
         for method, (inputs, outputs) in methods.items()
     }
     others = {"tosa_of": tosa_of, "sized": sized}
-    told = {key: value for key, value in others.items() if value}
-    return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": sides} | told).encode()
+    optional = {key: value for key, value in others.items() if value}
+    return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": sides} | optional).encode()
 
 
 def insert_checksum(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
@@ -169,13 +173,13 @@ def read_reference_digest(program: PteProgram) -> str | None:
 def read_sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
     """Methods that were exported in several sizes, by name; empty if the metadata is malformed."""
     try:
-        found = {
-            name: SizedMethod.from_dict(name, told)
-            for name, told in dict(_read_metadata(program).get("sized") or {}).items()
+        methods = {
+            name: SizedMethod.from_dict(name, stored)
+            for name, stored in dict(_read_metadata(program).get("sized") or {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-    return {name: sized for name, sized in found.items() if set(sized.methods) <= set(program.methods)}
+    return {name: sized for name, sized in methods.items() if set(sized.methods) <= set(program.methods)}
 
 
 def _read_metadata(program: PteProgram) -> dict[str, Any]:
