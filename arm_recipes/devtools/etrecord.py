@@ -66,8 +66,9 @@ def build_etrecord(
 
 
 def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list[int]:
-    """CPU operators with channels_last results: ETDump does not record the layout, so the Inspector would misread
-    them.
+    """CPU operators with channels_last results.
+
+    ETDump does not record the layout, so the Inspector would misread them.
     """
     from executorch.exir.delegate import executorch_call_delegate
 

@@ -46,8 +46,9 @@ def _with_buffers(program: ExportedProgram) -> ExportedProgram:
 
 
 def _pass_by_position(node: Node) -> None:
-    """Turn keyword arguments into positional ones if the schema allows it: the Inspector's graph drops keyword
-    arguments.
+    """Turn keyword arguments into positional ones if the schema allows it.
+
+    The Inspector's graph drops keyword arguments.
     """
     if not isinstance(node.target, OpOverload) or not node.kwargs:
         return

@@ -94,12 +94,12 @@ class _OperatorNumbers:
 
     def __init__(self, operators: Sequence[TosaOperator]) -> None:
         self._by_name = {operator.result.name: number for number, operator in enumerate(operators)}
-        self._by_place = {operator.index: number for number, operator in enumerate(operators)}
+        self._by_index = {operator.index: number for number, operator in enumerate(operators)}
 
     def find(self, layer: Estimate) -> int | None:
         """Index of the operator; None if Vela does not state it."""
         number = self._by_name.get(layer.tensor)
-        return number if number is not None or layer.index is None else self._by_place.get(layer.index)
+        return number if number is not None or layer.index is None else self._by_index.get(layer.index)
 
 
 def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
@@ -116,9 +116,8 @@ def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
     direct = itertools.chain.from_iterable(_layouts(candidate, expected.shape) for candidate in candidates)
     regrouped = itertools.chain.from_iterable(_regrouped_layouts(candidate, expected.shape) for candidate in candidates)
     best = min(direct, key=distance, default=None)
-    threshold = (
-        float(np.nan_to_num(np.abs(expected)).sum()) / 2
-    )  # beyond this distance, the sizes of the dimensions match by chance
+    # Beyond this distance, the sizes of the dimensions match only by chance.
+    threshold = float(np.nan_to_num(np.abs(expected)).sum()) / 2
     if best is None or distance(best) >= threshold:
         best = min(itertools.chain(() if best is None else (best,), regrouped), key=distance)
     return np.ascontiguousarray(best)

@@ -37,8 +37,12 @@ class PoolSizes:
 
 @dataclass(frozen=True)
 class Case:
-    """A test case: one execution of a method, with the bytes of its inputs in memory order and its number of
-    outputs.
+    """A test case: one execution of a method.
+
+    Attributes:
+        method: name of the method.
+        inputs: bytes of the inputs in memory order.
+        outputs: number of outputs.
     """
 
     method: str

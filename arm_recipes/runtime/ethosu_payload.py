@@ -370,8 +370,9 @@ def _read_cop1_header(block: _Block) -> StreamHeader:
 
 
 def _read_cop2_header(block: _Block) -> StreamHeader:
-    """Read a COP2 header: fields at fixed offsets, as in ``ethosu_payload.cpp``. Minor versions only append
-    metadata.
+    """Read a COP2 header: fields at fixed offsets, as in ``ethosu_payload.cpp``.
+
+    Minor versions only append metadata.
     """
     fixed, metadata_at = 60, 28
     if block.size < fixed:

@@ -140,8 +140,9 @@ class Stream:
         self._call("watch", *arguments, fails)
 
     def figures(self) -> Figures:
-        """Statistics of the last execution, also of a failed one. Without the access checker, only operations and
-        commands are counted.
+        """Statistics of the last execution, also of a failed one.
+
+        Without the access checker, only operations and commands are counted; the others are 0.
         """
         figures = Figures()
         self._library.arm_npu_measure(self._program, ctypes.byref(figures))

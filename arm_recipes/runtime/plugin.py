@@ -140,8 +140,12 @@ def log_output(operation: int, array: Array) -> None:
 
 
 def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
-    """Log start and end of an operation to the event tracer, in ns from the delegate's start. Call it from a
-    listener.
+    """Log start and end of an operation to the running program's event tracer. Call it from a listener.
+
+    Args:
+        operation: delegate debug identifier.
+        start, end: ns from the start of the delegate.
+        metadata: bytes for the Inspector's metadata parser.
     """
     span = ctypes.c_uint64(start), ctypes.c_uint64(end)
     load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))

@@ -237,8 +237,9 @@ class _Block:
 
 
 def _check_graphs(op: Op, **graphs: Graph) -> None:
-    """Check types of nested graphs: one boolean condition, matching inputs and outputs (TOSA 1.0, COND_IF,
-    WHILE_LOOP).
+    """Check nested graphs: one boolean condition, matching inputs and outputs.
+
+    Source: TOSA 1.0, COND_IF and WHILE_LOOP.
     """
     first, second = graphs.values()
     if op.kind == "COND_IF":
