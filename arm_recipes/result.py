@@ -10,7 +10,7 @@ from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.load import reference_path
-from arm_recipes.runtime.signature import sealed
+from arm_recipes.runtime.signature import insert_checksum
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class ExportResult(Artifact):
         target = check_writable(path)
         beside: dict[str, bytes] = {}
         if etrecord or bundled_samples is not None:
-            from arm_recipes.devtools.inspection import files
+            from arm_recipes.devtools.inspection import build_files
 
-            beside = files(self, target.stem, etrecord, bundled_samples)
-        write(target, *sealed(self.pieces))
+            beside = build_files(self, target.stem, etrecord, bundled_samples)
+        write(target, *insert_checksum(self.pieces))
         for name, data in beside.items():
             write(target.with_name(name), data)
         if self.written is None:  # empty unless the recipe puts weights outside the program
@@ -136,7 +136,7 @@ class ExportResult(Artifact):
         """Execute the program, loaded anew, and write what happened as ExecuTorch's ETDump.
 
         Beside ``model.etdp`` is ``model.debug.bin``, the buffer with the tensors. ExecuTorch's Inspector takes both,
-        with what ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``inspector``.
+        with what ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``create_inspector``.
 
         Args:
             path: of the ETDump, for example ``model.etdp``.
@@ -172,10 +172,10 @@ class ExportResult(Artifact):
         Raises:
             ValueError, RunError: as ``run``.
         """
-        from arm_recipes.devtools.inspection import inspector
+        from arm_recipes.devtools.inspection import create_inspector
 
         name = method or self.main_method
-        return inspector(self, self.tensors_of_call(name, inputs, keywords), name)
+        return create_inspector(self, self.tensors_of_call(name, inputs, keywords), name)
 
     def advice(self) -> AdviceList:
         """What would need fewer cycles or less SRAM, each change compiled by Vela; programs for Ethos-U.

@@ -29,7 +29,7 @@ def run_all(
         workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
         mark: goes through what comes, with a progress bar or without.
     """
-    host_library.library()  # an error, and the compiler, are better met before processes are started
+    host_library.load_plugin()  # an error, and the compiler, are better met before processes are started
     found: dict[int, SampleResult] = {}
     for index, made in mark(_made(job, items, workers)):
         found[index] = made

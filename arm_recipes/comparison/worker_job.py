@@ -157,7 +157,7 @@ class _Running:
             info.to_program(tensor) if isinstance(info, TensorInfo) else tensor
             for info, tensor in zip(side.inputs, inputs, strict=True)
         ]
-        with plugin.observed() as executions:
+        with plugin.record_executions() as executions:
             made = self._program.run(*tensors, method=side.method)
         self._executions = executions
         return [

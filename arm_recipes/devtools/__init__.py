@@ -1,1 +1,1 @@
-"""What ExecuTorch's developer tools take of an export: ETRecord, ETDump and bundled programs."""
+"""ExecuTorch's developer tools for an export: ETRecord, ETDump and bundled programs."""

@@ -1,4 +1,4 @@
-"""The delegates of a method, in the order in which the runtime calls them, with what the Inspector is told of each."""
+"""Delegate calls of a method, in execution order, with the debug information that the Inspector needs for each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from executorch.exir.delegate import executorch_call_delegate
 
-from arm_recipes.devtools.layers import Layer, handle_map, layers
-from arm_recipes.devtools.reading import inside, taken
+from arm_recipes.devtools.layers import Layer, find_layers, map_handles
+from arm_recipes.devtools.reading import read_results, read_tosa_results
 from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
 
 if TYPE_CHECKING:
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a delegate of ours.
+    """A call of one of our delegates.
 
     Attributes:
-        instruction: its number in the method.
-        whole: debug handles of all that it computes, its outputs last and in order: so the Inspector takes them.
-        record: what the compiler tells of the delegate.
-        operators: of its TOSA graph; none where that holds graphs itself.
-        layers: values that its operations give.
+        instruction: index of the instruction in the method.
+        all_handles: debug handles of all nodes in the delegate, those of the outputs last and in order, as the
+            Inspector requires.
+        record: the compiler's record of the delegate.
+        operators: operators of its TOSA graph; empty if it has nested graphs.
+        layers: nodes of the captured program whose value an operation computes.
         handles: debug handles by operation.
-        results: what the operations of the layers gave in the run that was looked at.
+        results: results of the layers' operations in the observed run.
     """
 
     instruction: int
-    whole: tuple[int, ...]
+    all_handles: tuple[int, ...]
     record: Delegate
     operators: tuple[TosaOperator, ...]
     layers: tuple[Layer, ...]
@@ -45,36 +46,41 @@ class Call:
     results: Mapping[int, Results]
 
 
-def calls(
+def collect_calls(
     manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[Execution]
 ) -> list[Call]:
-    """The calls of a method.
+    """Collect the delegate calls of a method.
 
     Args:
-        program: what was lowered, from ``numbered``.
-        executions: of one run of the method. Which results can be seen does not depend on its inputs.
+        manager: the exported program.
+        method: name of the method.
+        program: the captured program, from ``with_debug_handles``.
+        executions: the delegates' executions in one run of the method. The set of available results does not depend on
+            the inputs.
     """
     module = manager.exported_program(method).graph_module
-    found = []
-    left = list(executions)
+    delegate_calls = []
+    remaining = list(executions)
     for node in module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
         lowered = getattr(module, node.args[0].target)
         record: Delegate | None = (lowered.meta or {}).get("arm_delegate")
-        if record is None:  # another backend's
+        if record is None:  # a delegate of another backend
             continue
-        execution = left.pop(0)
-        made = read_graph(memoryview(record.tosa)).operators
-        whole = _whole(lowered.original_module.graph)
-        kinds, handles = record.tosa_operators[: len(made)], record.handles[: len(made)]
-        results = inside(execution, record, made)
-        values = layers(program, whole, kinds, handles, made, results)
-        results |= taken(execution, made, [layer.operation for layer in values])
-        mapped = handle_map(values, handles)
-        found.append(Call(node.meta["debug_handle"], whole, record, made, tuple(values), mapped, results))
-    return found
+        execution = remaining.pop(0)
+        operators = read_graph(memoryview(record.tosa)).operators
+        all_handles = _all_handles(lowered.original_module.graph)
+        kinds, handles = record.tosa_operators[: len(operators)], record.handles[: len(operators)]
+        results = read_results(execution, record, operators)
+        layers = find_layers(program, all_handles, kinds, handles, operators, results)
+        results |= read_tosa_results(execution, operators, [layer.operation for layer in layers])
+        handle_map = map_handles(layers, handles)
+        delegate_calls.append(
+            Call(node.meta["debug_handle"], all_handles, record, operators, tuple(layers), handle_map, results)
+        )
+    return delegate_calls
 
 
-def _whole(graph: Graph) -> tuple[int, ...]:
+def _all_handles(graph: Graph) -> tuple[int, ...]:
     nodes = [*graph.nodes, *graph.output_node().all_input_nodes]
     handles = [node.meta["debug_handle"] for node in nodes if "debug_handle" in node.meta]
     return tuple(dict.fromkeys(reversed(handles)))[::-1]

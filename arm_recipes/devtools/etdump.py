@@ -1,4 +1,4 @@
-"""ETDump: a run in ExecuTorch's runtime with its events, those inside of delegates too."""
+"""ETDump: events of a run in ExecuTorch's runtime, including events inside of delegates."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Types that ETDump has a number for, of those that programs have: with others it is a file that nobody can read.
+#: Dtypes that ETDump can encode. A file with other dtypes is unreadable.
 _LOGGED = frozenset(
     f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
 )
-#: What the tracer aligns a tensor to.
+#: Alignment of a tensor in the debug buffer, in bytes.
 _ALIGNMENT = 64
-#: Room beside the tensors that are known to be logged.
+#: Additional bytes of the debug buffer, beside the known tensors.
 _SPARE = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Event:
-    """What is logged of an operation: what it gave, or from when to when it ran and what else is known of it."""
+    """A logged event of an operation: its output, or its start and end in ns with metadata."""
 
     operation: int
     output: Array | None = None
@@ -45,51 +45,58 @@ class _Event:
     metadata: bytes = b""
 
 
-def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
-    """What happened inside of a delegate.
+def collect_events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
+    """Collect the events inside of a delegate.
 
-    The Inspector takes the value of the first event that has the handles of a layer: that with the value comes first.
+    The Inspector reads the value of the first event with the handles of a layer, so the event with the output comes
+    first.
 
     Args:
-        expected: what PyTorch computes for the nodes of the layers, in the same run.
+        call: the delegate call.
+        expected: PyTorch's values of the layers' nodes, for the same inputs.
     """
-    left = reading.durations(call.record, call.operators)
-    found: list[_Event] = []
+    remaining = reading.estimated_intervals(call.record, call.operators)
+    logged: list[_Event] = []
     for layer in call.layers:
-        candidates = reading.as_values(layer, call.results[layer.operation])
-        array = reading.in_order(candidates, expected[layer.node].numpy())
-        # ETDump lacks float16.
-        found.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
-        own = [number for number in left if call.handles[number] == layer.handles]
-        found += [_event(call, left.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))]
-    return [*found, *(_event(call, span) for span in left.values())]
+        candidates = reading.dequantize(layer, call.results[layer.operation])
+        array = reading.choose_layout(candidates, expected[layer.node].numpy())
+        # ETDump has no float16.
+        logged.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
+        own = [number for number in remaining if call.handles[number] == layer.handles]
+        logged += [
+            _event(call, remaining.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))
+        ]
+    return [*logged, *(_event(call, span) for span in remaining.values())]
 
 
-def _event(call: Call, span: reading.Span) -> _Event:
+def _event(call: Call, span: reading.Interval) -> _Event:
     number, record = span.operation, call.record
-    told = {**span.known, "tosa": record.tosa_operators[number]}
+    details = {**span.known, "tosa": record.tosa_operators[number]}
     origin = main_origin(record, number)
-    told |= {"module": origin.module, "source": origin.source}
-    return _Event(number, None, span.start, span.end, json.dumps(told).encode())
+    details |= {"module": origin.module, "source": origin.source}
+    return _Event(number, None, span.start, span.end, json.dumps(details).encode())
 
 
-def log(found: Sequence[_Event]) -> None:
-    """Tell the event tracer of the program that runs, while it executes the delegate."""
-    for event in found:
+def log_events(logged: Sequence[_Event]) -> None:
+    """Log events to the event tracer of the running program, while it executes the delegate."""
+    for event in logged:
         if event.output is not None:
             plugin.log_output(event.operation, event.output)
         else:
             plugin.log_duration(event.operation, event.start, event.end, event.metadata)
 
 
-def metadata(entries: list[str]) -> dict[str, Any]:
-    """What is known of an operation beside its duration: ``delegate_metadata_parser`` of ExecuTorch's Inspector."""
+def parse_metadata(entries: list[str]) -> dict[str, Any]:
+    """Parse the metadata of an operation; this is the Inspector's ``delegate_metadata_parser``."""
     known: dict[str, Any] = json.loads(entries[0]) if entries and entries[0] else {}
     return known
 
 
-def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
-    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process."""
+def debug_buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
+    """Size of the debug buffer for all tensors that the runtime logs and for ``expected``.
+
+    If the buffer is too small, the runtime aborts the process.
+    """
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
     tensors = [tensor for index in (*logged, *plan.outputs) for tensor in _tensors(plan.values, index)]
@@ -99,10 +106,10 @@ def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mappi
 
 
 def check_loggable(manager: ExecutorchProgramManager, method: str) -> None:
-    """Find out whether the event tracer can hold what a method computes; the runtime ends the process where it cannot.
+    """Check that the event tracer can log the tensors of a method; otherwise the runtime would abort the process.
 
     Raises:
-        ValueError: an output is no tensor, or a tensor has a type that ETDump has no number for.
+        ValueError: an output is not a tensor, or ETDump cannot encode the dtype of a tensor.
     """
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     for number, index in enumerate(plan.outputs):
@@ -110,15 +117,15 @@ def check_loggable(manager: ExecutorchProgramManager, method: str) -> None:
         if not isinstance(value, schema.Tensor):
             raise ValueError(
                 f"output {number} of '{method}' is of the type {type(value).__name__}; ExecuTorch's ETDump and "
-                "Inspector know outputs that are tensors: leave it out of what the model returns"
+                "Inspector support only tensors as outputs: remove it from the model's outputs"
             )
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
     for tensor in (tensor for index in (*logged, *plan.outputs) for tensor in _tensors(plan.values, index)):
         dtype = get_scalar_type(tensor.scalar_type)
         if str(dtype) not in _LOGGED:
             raise ValueError(
-                f"'{method}' computes with {dtype} outside of delegates, and ExecuTorch's ETDump cannot hold that: "
-                "export a float32 model, model.float(), to look into it"
+                f"'{method}' computes with {dtype} outside of delegates, which ExecuTorch's ETDump cannot encode: "
+                "to inspect it, export a float32 model, model.float()"
             )
 
 

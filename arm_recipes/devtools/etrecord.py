@@ -1,4 +1,4 @@
-"""ETRecord: what ExecuTorch's Inspector needs of an export to tell what a runtime's events are about."""
+"""ETRecord: the debug information by which ExecuTorch's Inspector maps events of a run to nodes of the program."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-#: The Inspector reads no other method.
+#: The only method that the Inspector reads.
 _METHOD = "forward"
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
-def etrecord(
+def build_etrecord(
     manager: ExecutorchProgramManager,
     method: str,
     program: ExportedProgram,
@@ -30,40 +30,46 @@ def etrecord(
     inputs: Sequence[torch.Tensor] | None = None,
     outputs: Sequence[Sequence[torch.Tensor]] | None = None,
 ) -> ETRecord:
-    """The record of a method, under the name that the Inspector reads.
+    """Build the record of a method, under the method name that the Inspector reads.
 
-    Its graph is the captured program: that of the edge dialect has delegates in it already.
+    Its graph is the captured program, because the edge program already contains delegates.
 
     Args:
-        program: what was lowered, from ``numbered``.
-        inputs: what the Inspector runs the graph on, to compare with events.
-        outputs: what the program gives, for each of some samples.
+        manager: the exported program.
+        method: name of the method.
+        program: the captured program, from ``with_debug_handles``.
+        calls: the delegate calls of the method.
+        inputs: inputs on which the Inspector runs the graph, to compare values with events.
+        outputs: reference outputs of the program for each sample.
     """
     from executorch.devtools import ETRecord
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
     handles: dict[int, Any] = dict(manager.debug_handle_map[method])
-    for instruction in _laid_out_otherwise(manager, method):
+    for instruction in _channels_last_calls(manager, method):
         handles.pop(instruction, None)
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
-        handles[call.instruction] = list(call.whole)
+        handles[call.instruction] = list(call.all_handles)
         mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
-            results[call.instruction] = 1  # the Inspector takes it for each event inside, too
+            results[call.instruction] = 1  # the Inspector applies this to each event inside, too
     return ETRecord(
         edge_dialect_program=program,
-        _debug_handle_map={_METHOD: _by_text(handles)},
-        _delegate_map={_METHOD: _by_text(delegates)},
-        _instruction_id_to_num_outs_map={_METHOD: _by_text(results)},
+        _debug_handle_map={_METHOD: _with_text_keys(handles)},
+        _delegate_map={_METHOD: _with_text_keys(delegates)},
+        _instruction_id_to_num_outs_map={_METHOD: _with_text_keys(results)},
         _representative_inputs=None if inputs is None else list(inputs),
         _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},
     )
 
 
-def _laid_out_otherwise(manager: ExecutorchProgramManager, method: str) -> list[int]:
-    """Operators on the CPU whose results are channels_last: ETDump does not tell, the Inspector would misread them."""
+def _channels_last_calls(manager: ExecutorchProgramManager, method: str) -> list[int]:
+    """CPU operators with channels_last results.
+
+    ETDump does not record the layout, so the Inspector would misread them.
+    """
     from executorch.exir.delegate import executorch_call_delegate
 
     return [
@@ -71,18 +77,18 @@ def _laid_out_otherwise(manager: ExecutorchProgramManager, method: str) -> list[
         for node in manager.exported_program(method).graph.nodes
         if "debug_handle" in node.meta
         and node.target is not executorch_call_delegate
-        and (made := first_result(node)) is not None
-        and not made.is_contiguous()
+        and (value := first_result(node)) is not None
+        and not value.is_contiguous()
     ]
 
 
-def _by_text(entries: Mapping[int, Any]) -> dict[Any, Any]:
-    """As a record is read: a key of JSON is a text."""
+def _with_text_keys(entries: Mapping[int, Any]) -> dict[Any, Any]:
+    """Convert keys to strings, as in a record that is read back from JSON."""
     return {str(key): value for key, value in entries.items()}
 
 
-def written(record: ETRecord) -> bytes:
-    """The file, the same bytes for the same program: without the time, and without PyTorch's count of code it wrote."""
+def serialize_etrecord(record: ETRecord) -> bytes:
+    """Serialize a record reproducibly: without timestamps, and without PyTorch's counter of generated code."""
     original, result = io.BytesIO(), io.BytesIO()
     record.save(original)
     with zipfile.ZipFile(original) as source, zipfile.ZipFile(result, "w") as target:

@@ -1,4 +1,4 @@
-"""The captured program as ExecuTorch's Inspector reads it, and what PyTorch computes of it."""
+"""The captured program with debug handles, as ExecuTorch's Inspector reads it, and its values in PyTorch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from arm_recipes._internal.executorch_programs import simplify_call
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-_KEPT = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
+_KEPT_META = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
 
 
-def numbered(program: ExportedProgram) -> ExportedProgram:
-    """A copy of a program as it was lowered, with the debug handles that delegates and events have."""
+def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
+    """Copy a program and assign the debug handles that delegates and events use."""
     program = _with_buffers(program)
     simplify_call(program)
-    program._example_inputs = None  # which have what is constant in the program
+    program._example_inputs = None  # they contain arguments that are constants of the program
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)
-        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        node.meta = {key: node.meta[key] for key in _KEPT_META if key in node.meta}
         if handle is not None:
             node.meta["debug_handle"] = handle
-            _by_position(node)
+            _pass_by_position(node)
             node.args = tuple(list(arg) if isinstance(arg, tuple) else arg for arg in node.args)
     return program
 
 
 def _with_buffers(program: ExportedProgram) -> ExportedProgram:
-    """A copy with buffers of its own: a run may write them."""
+    """Copy a program with its own buffers, because a run may write them."""
     program = copy_program(program)
     for name in program.graph_signature.inputs_to_buffers.values():
         store = store_of(program, name)
@@ -45,8 +45,11 @@ def _with_buffers(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _by_position(node: Node) -> None:
-    """Give operands by position where the operator takes them so: the Inspector's graph leaves out the others."""
+def _pass_by_position(node: Node) -> None:
+    """Turn keyword arguments into positional ones if the schema allows it.
+
+    The Inspector's graph drops keyword arguments.
+    """
     if not isinstance(node.target, OpOverload) or not node.kwargs:
         return
     args, kwargs = list(node.args), dict(node.kwargs)
@@ -60,38 +63,40 @@ def _by_position(node: Node) -> None:
 
 
 class _Recorder(Interpreter):
-    """Runs a graph and keeps what some of its nodes give."""
+    """Interpreter that records the values of selected nodes."""
 
     def __init__(self, module: GraphModule, names: Collection[str]) -> None:
         super().__init__(module)
         self._names = names
-        self.kept: dict[str, torch.Tensor] = {}
+        self.recorded: dict[str, torch.Tensor] = {}
 
     def run_node(self, n: Node) -> Any:
-        """One node."""
+        """Run a node, and record its value if it is selected."""
         value = super().run_node(n)
         if n.name in self._names and isinstance(value, torch.Tensor):
-            self.kept[n.name] = value.detach().clone()
+            self.recorded[n.name] = value.detach().clone()
         return value
 
 
-def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
-    """What nodes of a program give, computed by PyTorch."""
+def compute_node_values(
+    program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]
+) -> dict[str, torch.Tensor]:
+    """Compute values of nodes in PyTorch, by the names of the nodes."""
     program = _with_buffers(program)
-    # Not program.module(): that checks inputs by code that it writes, which numbers and odd names are too much for.
+    # Not program.module(): its generated input checks fail for number arguments and unusual names.
     recorder = _Recorder(program.graph_module, names)
     with torch.no_grad():
         recorder.run(*_all_inputs(program, inputs))
-    return recorder.kept
+    return recorder.recorded
 
 
 def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """What the graph takes: weights and buffers too, and the numbers that it was captured with."""
-    given = iter(tensors)
+    """All inputs of the graph: weights, buffers, constant arguments from the capture, and ``tensors``."""
+    user_inputs = iter(tensors)
     for spec in program.graph_signature.input_specs:
         if spec.target is not None:
             yield store_of(program, spec.target)[spec.target]
         elif isinstance(spec.arg, ConstantArgument):
             yield spec.arg.value
         else:
-            yield next(given)
+            yield next(user_inputs)

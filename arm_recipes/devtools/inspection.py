@@ -1,4 +1,4 @@
-"""ETDump, ETRecord and bundled programs of an ``ExportResult``."""
+"""Developer tools of an ``ExportResult``: build its ETDump, ETRecord, Inspector and bundled programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from arm_recipes._internal.messages import quiet
-from arm_recipes.devtools.calls import Call, calls
-from arm_recipes.devtools.etdump import buffer_bytes, check_loggable, events, log
-from arm_recipes.devtools.etrecord import etrecord, written
-from arm_recipes.devtools.graph import numbered, values
+from arm_recipes.devtools.calls import Call, collect_calls
+from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
+from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
+from arm_recipes.devtools.graph import compute_node_values, with_debug_handles
 from arm_recipes.runtime import plugin
 from arm_recipes.samples.inputs import sample_list
 from arm_recipes.samples.sample import Inputs, as_inputs
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dump:
-    """A run with its events.
+    """Events of one run.
 
     Attributes:
-        etdump, debug: ExecuTorch's ETDump, and the buffer with the tensors that it tells of.
-        record: of the method, with the inputs of this run.
-        outputs: of the program.
+        etdump: ExecuTorch's ETDump.
+        debug: the debug buffer with the logged tensors.
+        record: ETRecord of the method, with the inputs of this run.
+        outputs: outputs of the program.
     """
 
     etdump: bytes
@@ -43,10 +44,10 @@ class Dump:
 
 
 class Method:
-    """What the developer tools need of a method.
+    """A method of an export, prepared for the developer tools.
 
     Raises:
-        ValueError: there is no such method, or it has no program that was lowered.
+        ValueError: there is no such method, or the result has no captured program of it.
     """
 
     def __init__(self, result: Artifact, name: str) -> None:
@@ -55,83 +56,91 @@ class Method:
             raise ValueError(f"no method '{name}'; the program has: {', '.join(known)}")
         self._result, self._name = result, name
         self._report: MethodReport = known[name]
-        self._program: ExportedProgram = numbered(result.exported_programs[name])
-        #: Of what loops call ExecuTorch's emitter tells no instructions: it has no events of ours.
+        self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
+        #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so we log no events.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
 
     def dump(self, tensors: Sequence[torch.Tensor]) -> Dump:
-        """Run the program, loaded anew, with ExecuTorch's event tracer.
+        """Load the program again and run it with ExecuTorch's event tracer.
 
         Args:
-            tensors: what the model takes, or the program.
+            tensors: inputs of the model, or of the program.
 
         Raises:
-            ValueError: what the method computes with, or returns, is nothing that an ETDump holds.
+            ValueError: ETDump cannot encode a dtype or an output of the method.
         """
         check_loggable(self._result.executorch_program, self._name)
-        # A run of its own: what it takes to look into delegates is none of the time that the events have.
-        found = self._calls(tensors)
-        real = self._real(tensors)
-        expected = values(self._program, real, {layer.node for call in found for layer in call.layers})
-        told = iter([events(call, expected) for call in found])
+        # A separate run, so that tracing the delegates does not add to the durations of the events.
+        calls = self._calls(tensors)
+        model_inputs = self._to_model(tensors)
+        expected = compute_node_values(
+            self._program, model_inputs, {layer.node for call in calls for layer in call.layers}
+        )
+        event_lists = iter([collect_events(call, expected) for call in calls])
         manager = self._result.executorch_program
         etdump, debug, outputs = self._result.program().etdump(
-            *self._taken(tensors),
+            *self._to_program(tensors),
             method=self._name,
-            debug_bytes=buffer_bytes(manager, self._name, expected),
-            listener=lambda run: None if run.checksum in self._in_loops else log(next(told)),
+            debug_bytes=debug_buffer_bytes(manager, self._name, expected),
+            listener=lambda run: None if run.checksum in self._in_loops else log_events(next(event_lists)),
         )
-        return Dump(etdump, debug, etrecord(manager, self._name, self._program, found, real), tuple(outputs))
+        return Dump(
+            etdump, debug, build_etrecord(manager, self._name, self._program, calls, model_inputs), tuple(outputs)
+        )
 
     def record(
         self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """ETRecord of the method, with samples and what the program gives for them."""
+        """Build the ETRecord of the method, with samples and the program's outputs for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
-        found = self._calls(samples[0] if samples else zeros)
-        real = self._real(samples[0]) if samples else None
-        return etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
+        calls = self._calls(samples[0] if samples else zeros)
+        model_inputs = self._to_model(samples[0]) if samples else None
+        return build_etrecord(
+            self._result.executorch_program, self._name, self._program, calls, model_inputs, outputs or None
+        )
 
     def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
-        """The delegates, and what their operations give in a run."""
-        program = self._result.program()  # its delegates live as long as it does
-        with plugin.observed() as executions:
-            program.run(*self._taken(tensors), method=self._name)
-        known = [each for each in executions if each.checksum not in self._in_loops]
-        return calls(self._result.executorch_program, self._name, self._program, known)
+        """Run the program and collect its delegate calls with the results of their operations."""
+        program = self._result.program()  # keep a reference: its delegates are released with it
+        with plugin.record_executions() as executions:
+            program.run(*self._to_program(tensors), method=self._name)
+        outside_loops = [each for each in executions if each.checksum not in self._in_loops]
+        return collect_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
-    def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
-        """What the program gives for samples, one after the other: buffers that it writes go on."""
+    def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
+        """Outputs of the program for samples in sequence; mutable buffers keep their values between samples."""
         program = self._result.program()
-        runs = (program.run(*self._taken(tensors), method=self._name) for tensors in samples)
+        runs = (program.run(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
-    def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the model takes."""
+    def _to_model(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Convert inputs for the model."""
         return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
-    def _taken(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the program takes."""
+    def _to_program(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Convert inputs for the program."""
         return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
-    def bundled(self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
-        """ExecuTorch's ``MethodTestSuite``."""
+    def build_test_suite(
+        self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]
+    ) -> Any:
+        """Build ExecuTorch's ``MethodTestSuite`` of the method."""
         from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 
         pairs = zip(samples, outputs, strict=True)
-        with _bundling():
-            cases = [MethodTestCase(self._taken(given), list(made)) for given, made in pairs]
+        with _translate_bundling_errors():
+            cases = [MethodTestCase(self._to_program(inputs), list(expected)) for inputs, expected in pairs]
             return MethodTestSuite(self._name, cases)
 
 
-def inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
-    """ExecuTorch's Inspector of one run."""
+def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
+    """Run the program once and create ExecuTorch's Inspector of its events."""
     import tempfile
     from pathlib import Path
 
     from executorch.devtools import Inspector
 
-    from arm_recipes.devtools.etdump import metadata
+    from arm_recipes.devtools.etdump import parse_metadata
 
     dump = Method(result, method).dump(tensors)
     with quiet(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
@@ -140,32 +149,32 @@ def inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) ->
             etdump_data=dump.etdump,
             etrecord=dump.record,
             debug_buffer_path=file.name,
-            delegate_metadata_parser=metadata,
+            delegate_metadata_parser=parse_metadata,
         )
 
 
-def files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
-    """Content of the files beside a program, by name.
+def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
+    """Build the files beside a program (ETRecords, bundled program), by name.
 
     Raises:
-        ValueError: the samples are not what the model takes, or the program's results cannot be bundled.
+        ValueError: samples do not match the model, or ExecuTorch cannot bundle the inputs or outputs.
     """
-    given = {} if bundled is None else _samples(result, bundled)
+    bundled_samples = {} if bundled is None else _samples(result, bundled)
     main = result.main_method
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     suites = []
-    for name in [method.name for method in result.report.methods] if etrecords else list(given):
+    for name in [method.name for method in result.report.methods] if etrecords else list(bundled_samples):
         method = Method(result, name)
-        samples = given.get(name)
-        outputs = None if samples is None else method.golden(samples)
+        samples = bundled_samples.get(name)
+        outputs = None if samples is None else method.run_samples(samples)
         if samples is not None and outputs is not None:
-            suites.append(method.bundled(samples, outputs))
+            suites.append(method.build_test_suite(samples, outputs))
         if etrecords:
             record = method.record(samples or (), outputs or ())
-            found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = written(record)
+            contents[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = serialize_etrecord(record)
     if suites:
-        found[f"{stem}.bpte"] = _bundle(result, suites)
-    return found
+        contents[f"{stem}.bpte"] = _build_bundle(result, suites)
+    return contents
 
 
 def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
@@ -174,7 +183,7 @@ def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor
     unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"bundled: the program has no method {unknown[0]!r}; it has: {', '.join(names)}")
-    found = {}
+    converted = {}
     for name, samples in by_method.items():
         if not isinstance(samples, Iterable) and not callable(samples):
             raise ValueError(
@@ -184,8 +193,8 @@ def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor
         if not listed:
             raise ValueError(f"bundled: there are no samples of '{name}': give a list of input tuples, [(x,)]")
         inputs = [as_inputs(sample, f"bundled[{index}]", f" of '{name}'") for index, sample in enumerate(listed)]
-        found[name] = [_tensors(result, name, sample) for sample in inputs]
-    return found
+        converted[name] = [_tensors(result, name, sample) for sample in inputs]
+    return converted
 
 
 def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:
@@ -193,8 +202,8 @@ def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor
 
 
 @contextmanager
-def _bundling() -> Iterator[None]:
-    """ExecuTorch asserts what it can bundle."""
+def _translate_bundling_errors() -> Iterator[None]:
+    """Turn assertions of ExecuTorch about unsupported values into ``ValueError``."""
     try:
         yield
     except AssertionError as error:
@@ -203,12 +212,12 @@ def _bundling() -> Iterator[None]:
         ) from error
 
 
-def _bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
-    """The program with its samples: the one that ``save`` writes, with its seal."""
+def _build_bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
+    """Build the bundled program from the bytes that ``save`` writes, including the checksum."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
-    with _bundling():
+    with _translate_bundling_errors():
         bundle = BundledProgram(result.executorch_program, suites)
     bundle.serialize_to_schema().program = result.buffer
     return bytes(serialize_from_bundled_program_to_flatbuffer(bundle))

@@ -1,8 +1,8 @@
-"""Which operations of a delegate give the value of an operator of the captured program, and what else belongs to it.
+"""Layer matching: map the operations of a delegate to nodes of the captured program.
 
-ExecuTorch's Inspector compares the value of an event with that of the last debug handle that the event has, and wants
-every handle to belong to one event alone. So the operators inside of a delegate are divided: each belongs to the first
-one behind it whose value an operation of the delegate gives.
+ExecuTorch's Inspector compares the value of an event with the node of the event's last debug handle, and requires that
+each handle belongs to exactly one event. The nodes of a delegate are therefore partitioned: each node belongs to the
+first node after it whose value an operation of the delegate computes.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
-#: TOSA operators that give what they read, in another order or shape.
-_MOVES = ("RESHAPE", "TRANSPOSE", "IDENTITY")
-#: Types that NumPy has, by PyTorch's names: as TOSA computes them.
+#: TOSA operators that only move data.
+_MOVEMENT = ("RESHAPE", "TRANSPOSE", "IDENTITY")
+#: PyTorch's dtype -> the dtype in which TOSA computes it; only dtypes that NumPy has.
 _TYPES = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
 _TYPES |= {"int64": "int32", "float64": "float32"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What an operation computes of the captured program.
+    """A node of the captured program whose value an operation computes, with the nodes that belong to it.
 
     Attributes:
-        operation: its number, the delegate debug identifier: the TOSA operator that the delegate was compiled from.
-        handles: debug handles of what is computed since the layers before; the last one is that of ``node``. Quantize
-            and dequantize operators that nothing computes have no part in it, they would hide the others.
-        node: whose value it is.
-        scale, zero_point: the value is ``(integer - zero_point) * scale``; None where it is what the operation gives.
+        operation: index of the TOSA operator that the delegate was compiled from; the delegate debug identifier.
+        handles: debug handles of the nodes since the previous layers; the last one is the handle of ``node``. Quantize
+            and dequantize nodes that no operation computes are left out, because they would hide the other nodes.
+        node: name of the node.
+        scale, zero_point: the node's value is ``(integer - zero_point) * scale``; None if it is the operation's result.
     """
 
     operation: int
@@ -50,74 +50,80 @@ class Layer:
 
 @dataclass(frozen=True)
 class _Value:
-    """A node whose value an operation gives, with those that have the same one."""
+    """A node whose value an operation computes, with the nodes of the same value (``equivalents``)."""
 
     node: Node
-    same: tuple[Node, ...]
+    equivalents: tuple[Node, ...]
     dtype: str
     scale: float | None = None
     zero_point: int | None = None
 
 
-def layers(
+def find_layers(
     program: ExportedProgram,
     members: Collection[int],
     kinds: Sequence[str],
     handles: Sequence[tuple[int, ...]],
     operators: Sequence[TosaOperator],
-    given: Collection[int],
+    available: Collection[int],
 ) -> list[Layer]:
-    """The layers of a delegate, in the order of the program.
+    """Find the layers of a delegate, in program order.
 
     Args:
-        program: from ``numbered``.
-        members: debug handles of what the delegate computes.
-        kinds, handles, operators: its TOSA operators, what each is and the handles that it was made for.
-        given: numbers of those whose results can be had.
+        program: the captured program, from ``with_debug_handles``.
+        members: debug handles of the nodes in the delegate.
+        kinds: kinds of the delegate's TOSA operators.
+        handles: debug handles of the nodes that each TOSA operator was lowered from.
+        operators: the TOSA operators.
+        available: indices of operators whose results are available.
     """
     nodes = [node for node in program.graph.nodes if node.meta.get("debug_handle") in members]
-    made: dict[int, list[int]] = {}
-    for number, found in enumerate(_latest(nodes, handles, operators)):
-        made.setdefault(found, []).append(number)
-    moved = _moved(kinds, operators)
-    places: dict[Node, int] = {}
-    chosen: dict[Node, _Value] = {}
+    numbers_of: dict[int, list[int]] = {}
+    for number, last in enumerate(_last_nodes(nodes, handles, operators)):
+        numbers_of.setdefault(last, []).append(number)
+    sources = _movement_sources(kinds, operators)
+    operation_of: dict[Node, int] = {}
+    selected: dict[Node, _Value] = {}
     for node in nodes:
-        value = None if node in chosen else _value(node, set(nodes), made)
-        numbers = made.get(_handle(node), [])
-        while value is not None and numbers and kinds[numbers[-1]] in _MOVES:
-            if _fits(value, operators[numbers[-1]]) and (kinds[moved[numbers[-1]]] not in _MOVES or _may_move(node)):
+        value = None if node in selected else _find_value(node, set(nodes), numbers_of)
+        numbers = numbers_of.get(_handle(node), [])
+        while value is not None and numbers and kinds[numbers[-1]] in _MOVEMENT:
+            if _fits(value, operators[numbers[-1]]) and (
+                kinds[sources[numbers[-1]]] not in _MOVEMENT or _is_movement(node)
+            ):
                 break
-            numbers.pop()  # for another reader, or an input as it is computed with
+            numbers.pop()  # a copy for another reader, or an input in its computation layout
         if value is None or not numbers or not _fits(value, operators[numbers[-1]]):
             continue
-        alike = [other for other in given if moved[other] == moved[numbers[-1]]]
-        place = numbers[-1] if numbers[-1] in given else max(alike, default=None)
-        if place is None or place in places.values():
+        same_source = [other for other in available if sources[other] == sources[numbers[-1]]]
+        operation = numbers[-1] if numbers[-1] in available else max(same_source, default=None)
+        if operation is None or operation in operation_of.values():
             continue
-        places[value.node] = place
-        chosen |= dict.fromkeys(value.same, value)
-    written = {handle for found in handles for handle in found}
-    hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in written}
-    return _divided(nodes, chosen, places, hidden)
+        operation_of[value.node] = operation
+        selected |= dict.fromkeys(value.equivalents, value)
+    computed = {handle for own in handles for handle in own}
+    hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in computed}
+    return _assign_nodes(nodes, selected, operation_of, hidden)
 
 
-def _latest(
+def _last_nodes(
     nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[TosaOperator]
 ) -> Iterator[int]:
-    """For each operator the last node that it is a part of; 0 for none.
+    """Debug handle of the last node that each operator belongs to; 0 for none.
 
-    Passes move arithmetic forward, a MUL past a RESHAPE: what follows gives the result of both, and its own node's not.
+    Passes move arithmetic forward, for example a MUL past a RESHAPE. The later operator then computes the result of
+    both nodes, and no operator computes that of the earlier node alone.
     """
-    behind: dict[int, int] = {}  # by node those that depend on it, as bits: a graph may have thousands
+    # Node -> bit set of the nodes that depend on it. Bit sets, because a graph may have thousands of nodes.
+    dependents: dict[int, int] = {}
     for node in reversed(nodes):
         users = [_handle(user) for user in node.users if "debug_handle" in user.meta]
-        behind[_handle(node)] = _union(1 << user | behind.get(user, 0) for user in users)
-    reached: dict[str, int] = {}  # by tensor all nodes that it is made for
+        dependents[_handle(node)] = _union(1 << user | dependents.get(user, 0) for user in users)
+    reached: dict[str, int] = {}  # tensor -> bit set of the nodes that it was computed for
     for own, operator in zip(handles, operators, strict=True):
         before = _union(reached.get(name, 0) for name in operator.inputs)
         last = max(own, default=0)
-        yield max(last, (before & behind.get(last, 0)).bit_length() - 1)
+        yield max(last, (before & dependents.get(last, 0)).bit_length() - 1)
         reached[operator.result.name] = before | _union(1 << handle for handle in own)
 
 
@@ -125,86 +131,94 @@ def _union(bits: Iterable[int]) -> int:
     return reduce(or_, bits, 0)
 
 
-def _divided(
-    nodes: Sequence[Node], chosen: Mapping[Node, _Value], places: Mapping[Node, int], hidden: Collection[Node]
+def _assign_nodes(
+    nodes: Sequence[Node], selected: Mapping[Node, _Value], operation_of: Mapping[Node, int], hidden: Collection[Node]
 ) -> list[Layer]:
-    """All nodes but the ``hidden`` go to the first value that follows from them."""
+    """Assign each node, except ``hidden`` ones, to the first selected value that depends on it."""
     order = {node: index for index, node in enumerate(nodes)}
     owner: dict[Node, _Value] = {}
     for node in reversed(nodes):
         readers = [owner[user] for user in node.users if user in owner]
-        if node in chosen:
-            owner[node] = chosen[node]
+        if node in selected:
+            owner[node] = selected[node]
         elif readers:
             owner[node] = min(readers, key=lambda value: order[value.node])
-    found: dict[Node, list[int]] = {}
+    members: dict[Node, list[int]] = {}
     for node in nodes:
         if node in owner and node is not owner[node].node and node not in hidden:
-            found.setdefault(owner[node].node, []).append(_handle(node))
-    values = {value.node: value for value in chosen.values()}
+            members.setdefault(owner[node].node, []).append(_handle(node))
+    values = {value.node: value for value in selected.values()}
     return [
         Layer(
-            places[node], (*found.get(node, ()), _handle(node)), node.name, values[node].scale, values[node].zero_point
+            operation_of[node],
+            (*members.get(node, ()), _handle(node)),
+            node.name,
+            values[node].scale,
+            values[node].zero_point,
         )
         for node in nodes
-        if node in places
+        if node in operation_of
     ]
 
 
-def _moved(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
-    """For each operator the one whose elements it gives, behind those that only move them."""
+def _movement_sources(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
+    """For each operator, the operator that computed its elements, skipping data movement."""
     number = {operator.result.name: index for index, operator in enumerate(operators)}
-    found: list[int] = []
+    sources: list[int] = []
     for index, (kind, operator) in enumerate(zip(kinds, operators, strict=True)):
-        source = number.get(operator.inputs[0]) if kind in _MOVES else None
-        found.append(index if source is None else found[source])
-    return found
+        source = number.get(operator.inputs[0]) if kind in _MOVEMENT else None
+        sources.append(index if source is None else sources[source])
+    return sources
 
 
-def _value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
-    """What the last operation made for ``node`` gives: its value, or that value quantized."""
-    same = [node]
-    while not is_quantize(node) and not _quantized(node):
+def _find_value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
+    """The value that the last operation of ``node`` computes: the node's value, or its quantized value."""
+    equivalents = [node]
+    while not is_quantize(node) and not _is_quantized_by_readers(node):
         following = next(iter(node.users)) if len(node.users) == 1 else None
         if following is None or following not in inside or _handle(following) in computed or is_dequantize(following):
-            return _plain(same[0])
-        same.append(node := following)  # an operator that is part of the one before
+            return _unquantized_value(equivalents[0])
+        equivalents.append(node := following)  # a node that was fused into the previous one
     quantizes = [node] if is_quantize(node) else [user for user in node.users if user in inside]
     if not quantizes:
-        return _plain(same[0])
+        return _unquantized_value(equivalents[0])
     scale, zero_point, _, _, dtype = quantizes[0].args[1:6]
     if not isinstance(scale, float) or not isinstance(zero_point, int):
         return None
-    reals = [user for quantize in quantizes for user in quantize.users if user in inside and is_dequantize(user)]
+    dequantizes = [user for quantize in quantizes for user in quantize.users if user in inside and is_dequantize(user)]
     name = str(dtype).removeprefix("torch.")
-    everything = tuple(dict.fromkeys((*same, *quantizes, *reals)))
-    # The integers themselves where they leave the delegate: it is the CPU that makes real numbers of them.
-    return _Value(reals[-1], everything, name, scale, zero_point) if reals else _Value(quantizes[-1], everything, name)
+    everything = tuple(dict.fromkeys((*equivalents, *quantizes, *dequantizes)))
+    # Without a dequantize node, the integers leave the delegate, and the CPU dequantizes them.
+    return (
+        _Value(dequantizes[-1], everything, name, scale, zero_point)
+        if dequantizes
+        else _Value(quantizes[-1], everything, name)
+    )
 
 
-def _plain(node: Node) -> _Value | None:
-    made = node.meta.get("val")
-    if not isinstance(made, torch.Tensor):
+def _unquantized_value(node: Node) -> _Value | None:
+    example = node.meta.get("val")
+    if not isinstance(example, torch.Tensor):
         return None
-    name = _TYPES.get(str(made.dtype).removeprefix("torch."))
+    name = _TYPES.get(str(example.dtype).removeprefix("torch."))
     return None if name is None else _Value(node, (node,), name)
 
 
-def _quantized(node: Node) -> bool:
-    """Whether all that reads ``node`` quantizes it, by the same parameters."""
+def _is_quantized_by_readers(node: Node) -> bool:
+    """Whether every user of ``node`` quantizes it, with the same parameters."""
     users = list(node.users)
     return bool(users) and all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
 
 
-def _may_move(node: Node) -> bool:
-    """Whether a node may give what it reads, in another order or shape."""
+def _is_movement(node: Node) -> bool:
+    """Whether a node may be pure data movement."""
     record = find(node)
     return record is None or record.kind is Kind.SHARED
 
 
 def _fits(value: _Value, operator: TosaOperator) -> bool:
-    made = first_result(value.node)
-    size = -1 if made is None else made.numel()
+    result = first_result(value.node)
+    size = -1 if result is None else result.numel()
     return operator.result.dtype == value.dtype and math.prod(operator.result.shape) == size
 
 
@@ -213,8 +227,8 @@ def _handle(node: Node) -> int:
     return handle
 
 
-def handle_map(found: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Debug handles by operation, as events have them: those of the whole layer that an operation is a part of."""
-    layer_of = {handle: layer.handles for layer in found for handle in layer.handles}
+def map_handles(layers: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+    """Debug handles of each operation's events: the handles of the layer that the operation belongs to."""
+    layer_of = {handle: layer.handles for layer in layers for handle in layer.handles}
     mapped = {number: layer_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
-    return mapped | {layer.operation: layer.handles for layer in found}
+    return mapped | {layer.operation: layer.handles for layer in layers}

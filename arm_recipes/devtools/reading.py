@@ -1,4 +1,4 @@
-"""What the operations of a delegate give while a program runs, in PyTorch's order of dimensions."""
+"""Intermediate results of a delegate's operations, in PyTorch's dimension order, and Vela's estimates of durations."""
 
 from __future__ import annotations
 
@@ -23,56 +23,61 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Ways to read one result.
+#: Candidate arrays for one result, which differ in their layout.
 Results = tuple[Any, ...]
 
 
-def inside(execution: Execution, record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Results]:
-    """What the operations of a delegate gave, by the number of the operator: one that is asked for by name, or arrays.
+def read_results(execution: Execution, record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Results]:
+    """Intermediate results of a delegate, by operator index.
 
-    Where an NPU wrote a result in pieces, these are the ways in which they may belong together.
+    For a TOSA delegate, the candidates are empty: ``read_tosa_results`` reads its results by name. If the NPU wrote a
+    result in pieces, the candidates are the possible concatenations.
     """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
         return dict.fromkeys(range(len(operators)), ())
     if isinstance(delegate, EthosUDelegate):
-        pieces = _pieces(delegate, execution, record, operators)
-        found = {number: tuple(_joined(made, operators[number].result.shape)) for number, made in pieces.items()}
-        return {number: arrays for number, arrays in found.items() if arrays}
+        pieces = _written_pieces(delegate, execution, record, operators)
+        candidates = {
+            number: tuple(_join_pieces(written, operators[number].result.shape)) for number, written in pieces.items()
+        }
+        return {number: arrays for number, arrays in candidates.items() if arrays}
     return {}
 
 
-def taken(execution: Execution, operators: Sequence[TosaOperator], numbers: Sequence[int]) -> dict[int, Results]:
-    """What operators of a TOSA graph gave."""
+def read_tosa_results(
+    execution: Execution, operators: Sequence[TosaOperator], numbers: Sequence[int]
+) -> dict[int, Results]:
+    """Results of selected operators of a TOSA delegate, by operator index."""
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
-    made = delegate.inside(execution.inputs, [operators[number].result.name for number in numbers])
-    return {number: (array,) for number, array in zip(numbers, made, strict=True)}
+    arrays = delegate.run_intermediates(execution.inputs, [operators[number].result.name for number in numbers])
+    return {number: (array,) for number, array in zip(numbers, arrays, strict=True)}
 
 
-def _pieces(
+def _written_pieces(
     delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
-    """Operations of the NPU that wrote something, by the operator that they belong to and by their kind."""
-    numbers = _Numbers(operators)
+    """NPU operations that wrote something, by TOSA operator and by NPU command."""
+    numbers = _OperatorNumbers(operators)
     origins = Origins(record)
     written: dict[int, dict[str, list[EthosUOperation]]] = {}
-    # As they lie in memory: the parts of a concatenation are written when they are known.
+    # In memory order, because the parts of a concatenation are written in any order.
     for done in sorted(delegate.trace(execution.inputs), key=lambda done: (done.region, done.address)):
-        layer = origins.of(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
-        number = None if layer is None else numbers.of(layer)
+        layer = origins.find(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
+        number = None if layer is None else numbers.find(layer)
         if number is not None and done.integers.size:
             written.setdefault(number, {}).setdefault(done.command, []).append(done)
     return written
 
 
-def _joined(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
-    """What was written as rows, columns and channels, and as it lies in memory: Vela chooses the former as it likes."""
+def _join_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
+    """Candidate concatenations, as (rows, columns, channels) and in ``shape``: Vela chooses rows and columns freely."""
     for done in written.values():
-        if sum(each.integers.size for each in done) != math.prod(shape):  # what it computes on the way
+        if sum(each.integers.size for each in done) != math.prod(shape):  # an intermediate result
             continue
-        # Parts of a buffer that is used in turn follow in time, inputs of a CONCAT in memory.
+        # Parts of a reused (rolling) buffer are in time order, inputs of a CONCAT in memory order.
         orders = [done, sorted(done, key=lambda each: each.address)] if len(done) > 1 else [done]
         for order, axis in itertools.product(orders, range(3) if len(done) > 1 else (0,)):
             pieces = [each.integers for each in order]
@@ -81,40 +86,45 @@ def _joined(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, 
                 yield from (array, array.reshape(shape))
 
 
-class _Numbers:
-    """Of operators by the layers of Vela: that of the result, or that which Vela has replaced by more."""
+class _OperatorNumbers:
+    """Look-up of operator indices by Vela's layers: by the name of the result, else by Vela's operator index.
+
+    The latter applies if Vela has replaced the operator by several others.
+    """
 
     def __init__(self, operators: Sequence[TosaOperator]) -> None:
         self._by_name = {operator.result.name: number for number, operator in enumerate(operators)}
-        self._by_place = {operator.place: number for number, operator in enumerate(operators)}
+        self._by_index = {operator.index: number for number, operator in enumerate(operators)}
 
-    def of(self, layer: Estimate) -> int | None:
-        """None where Vela does not tell."""
+    def find(self, layer: Estimate) -> int | None:
+        """Index of the operator; None if Vela does not state it."""
         number = self._by_name.get(layer.tensor)
-        return number if number is not None or layer.index is None else self._by_place.get(layer.index)
+        return number if number is not None or layer.index is None else self._by_index.get(layer.index)
 
 
-def in_order(candidates: Sequence[Array], expected: Array) -> Array:
-    """The array as PyTorch has it, of ways to read it: the one that is nearest to what PyTorch computes.
+def choose_layout(candidates: Sequence[Array], expected: Array) -> Array:
+    """Choose the candidate and layout with the smallest distance to PyTorch's value.
 
-    A layout of memory is chosen by the compiler and written down nowhere; a wrong one is far off.
+    The compiler chooses memory layouts and does not record them. A wrong layout differs strongly from the expected
+    value.
     """
 
     def distance(array: Array) -> float:
-        with np.errstate(invalid="ignore"):  # infinities of a mask
+        with np.errstate(invalid="ignore"):  # masks may contain infinities
             return float(np.nan_to_num(np.abs(array.astype(np.float64) - expected)).sum())
 
-    plain = itertools.chain.from_iterable(_layouts(candidate, expected.shape) for candidate in candidates)
-    joined = itertools.chain.from_iterable(_joined_layouts(candidate, expected.shape) for candidate in candidates)
-    best = min(plain, key=distance, default=None)
-    far = float(np.nan_to_num(np.abs(expected)).sum()) / 2  # dimensions are of the wanted sizes by chance
-    if best is None or distance(best) >= far:
-        best = min(itertools.chain(() if best is None else (best,), joined), key=distance)
+    direct = itertools.chain.from_iterable(_layouts(candidate, expected.shape) for candidate in candidates)
+    regrouped = itertools.chain.from_iterable(_regrouped_layouts(candidate, expected.shape) for candidate in candidates)
+    best = min(direct, key=distance, default=None)
+    # Beyond this distance, the sizes of the dimensions match only by chance.
+    threshold = float(np.nan_to_num(np.abs(expected)).sum()) / 2
+    if best is None or distance(best) >= threshold:
+        best = min(itertools.chain(() if best is None else (best,), regrouped), key=distance)
     return np.ascontiguousarray(best)
 
 
 def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Ways in which the dimensions of an array are those of ``shape``."""
+    """Permutations of an array's dimensions that match ``shape``."""
     wanted = [size for size in shape if size != 1]
     squeezed = array.reshape([size for size in array.shape if size != 1])
     for order in itertools.permutations(range(squeezed.ndim)):
@@ -122,16 +132,16 @@ def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
             yield squeezed.transpose(order).reshape(shape)
 
 
-def _joined_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """Ways in which dimensions of one are several of the other."""
+def _regrouped_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Layouts in which dimensions of one shape are merged in the other."""
     for order in itertools.permutations(range(array.ndim)):
         yield array.transpose(order).reshape(shape)
     for order in itertools.permutations(range(len(shape))):
         yield array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
-def as_values(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
-    """The real numbers that integers stand for, where the layer's value is real."""
+def dequantize(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
+    """Dequantize candidates if the layer has a scale and zero point."""
     if layer.scale is None or layer.zero_point is None:
         return list(candidates)
     scale, zero_point = np.float32(layer.scale), layer.zero_point
@@ -139,8 +149,8 @@ def as_values(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Vela's estimate for an operation: when it begins and ends, in nanoseconds from the delegate's start on."""
+class Interval:
+    """Vela's estimate of an operation: start and end in ns from the delegate's start, and further figures."""
 
     operation: int
     start: int
@@ -148,21 +158,21 @@ class Span:
     known: dict[str, Any]
 
 
-def durations(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Span]:
-    """Vela's estimates by operation, one after the other as they run; none for other targets."""
+def estimated_intervals(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Interval]:
+    """Vela's estimates by operation, as consecutive intervals in execution order; empty for other targets."""
     if record.vela is None:
         return {}
-    numbers = _Numbers(operators)
+    numbers = _OperatorNumbers(operators)
     grouped: dict[int, list[Estimate]] = {}
     for layer in record.vela.layers:
-        number = numbers.of(layer)
+        number = numbers.find(layer)
         if number is not None:
             grouped.setdefault(number, []).append(layer)
-    found, start, clock = {}, 0, record.vela.core_clock
+    intervals, start, clock = {}, 0, record.vela.core_clock
     for index, parts in grouped.items():
         known: dict[str, Any] = {"operator": parts[0].npu_operator, "tensor": parts[0].tensor}
         known |= {name: sum(getattr(part, name) for part in parts) for name in ("cycles", "npu_cycles", "macs")}
         end = start + known["cycles"]
-        found[index] = Span(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
+        intervals[index] = Interval(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
         start = end
-    return found
+    return intervals

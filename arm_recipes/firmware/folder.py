@@ -1,4 +1,4 @@
-"""A folder that belongs to us: written anew with each export, as long as nobody changed a file in it."""
+"""Output folder: every export rewrites its files, unless somebody has changed one of them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 
 from arm_recipes._internal.files import check_writable, write
 
-#: What tells of the files that the folder had from us, with their SHA-256.
+#: Manifest: the files that we wrote to the folder, with their SHA-256.
 MANIFEST = "firmware.json"
 
 
 def check_folder(folder: str | Path, what: str = "folder") -> Path:
-    """The folder, absolute, after finding out that our files can be put there.
+    """Check that our files can be written to a folder, and return its absolute path.
 
     Raises:
-        ValueError: it is a file, there is none to make it in, it holds files that are not ours, or one of ours has
-            been changed.
+        ValueError: the path is a file, its parent does not exist, or the folder contains a file that we did not write
+            or that has changed since.
     """
     target = Path(folder).expanduser().absolute()
     if not target.exists():
         if not target.parent.is_dir():
-            raise ValueError(f"{what}: cannot make '{folder}': there is no directory '{target.parent}'")
+            raise ValueError(f"{what}: cannot create '{folder}': there is no directory '{target.parent}'")
         return check_writable(target)
     if not target.is_dir():
-        raise ValueError(f"{what}: '{folder}' is a file; give the folder that the files go to")
+        raise ValueError(f"{what}: '{folder}' is a file; give a folder for the files")
     check_writable(target / MANIFEST)
-    known = _recorded(target)
+    known = _read_manifest(target)
     for path in _files(target):
         name = path.relative_to(target).as_posix()
         if name not in known and name != MANIFEST:
@@ -45,32 +45,35 @@ def check_folder(folder: str | Path, what: str = "folder") -> Path:
     return target
 
 
-def write_folder(target: Path, contents: Mapping[str, bytes], told: Mapping[str, Any]) -> None:
-    """Write the files and the manifest, and remove those that an earlier call wrote and this one does not.
+def write_folder(target: Path, contents: Mapping[str, bytes], summary: Mapping[str, Any]) -> None:
+    """Write files and manifest, and remove files of an earlier call that this call does not write.
 
     Args:
-        target: as ``check_folder`` returned it.
-        told: what the manifest tells beside the files.
+        target: result of ``check_folder``.
+        contents: the files by path in the folder.
+        summary: additional content of the manifest.
     """
     target.mkdir(exist_ok=True)
-    before = _recorded(target)
-    # First, with the old files and the new: what is broken off here can be done again.
-    _write_manifest(target, {**before, **_digests(contents)}, told)
+    previous = _read_manifest(target)
+    # Write the manifest first, with old and new files, so that an interrupted call can be repeated.
+    _write_manifest(target, {**previous, **_digests(contents)}, summary)
     for name, content in contents.items():
         path = target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists() or path.read_bytes() != content:
             write(path, content)
-    for name in before.keys() - contents.keys():
+    for name in previous.keys() - contents.keys():
         (target / name).unlink(missing_ok=True)
         for parent in (target / name).relative_to(target).parents[:-1]:
             if not any((target / parent).iterdir()):
                 (target / parent).rmdir()
-    _write_manifest(target, _digests(contents), told)
+    _write_manifest(target, _digests(contents), summary)
 
 
-def _write_manifest(target: Path, digests: Mapping[str, str], told: Mapping[str, Any]) -> None:
-    write(target / MANIFEST, (json.dumps({**told, "sha256": dict(sorted(digests.items()))}, indent=1) + "\n").encode())
+def _write_manifest(target: Path, digests: Mapping[str, str], summary: Mapping[str, Any]) -> None:
+    write(
+        target / MANIFEST, (json.dumps({**summary, "sha256": dict(sorted(digests.items()))}, indent=1) + "\n").encode()
+    )
 
 
 def _digests(contents: Mapping[str, bytes]) -> dict[str, str]:
@@ -81,14 +84,14 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _recorded(target: Path) -> dict[str, str]:
+def _read_manifest(target: Path) -> dict[str, str]:
     try:
         known = json.loads((target / MANIFEST).read_bytes())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     if not isinstance(known, dict):
         return {}
-    # Names of files in the folder alone: what another hand wrote there shall not have others removed.
+    # Accept only files inside of the folder: a forged manifest must not delete other files.
     inside = {path.relative_to(target).as_posix() for path in _files(target)}
     return {str(name): str(digest) for name, digest in known.items() if name in inside}
 

@@ -1,4 +1,4 @@
-"""Inputs of the self-test, as the program takes them."""
+"""Test vectors of the self-test: inputs as the program takes them, and their bytes in memory."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: Of what is made up where there are no samples.
+#: Seed of the random inputs for a method without samples.
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a method: what it stands for, and how it lies in memory."""
+    """An input or output of a method: its description and its memory layout."""
 
     info: TensorInfo
     layout: PteTensor
@@ -33,8 +33,8 @@ class Port:
         return math.prod(self.info.shape) * size
 
 
-def made_up(inputs: Sequence[Port]) -> list[Tensor]:
-    """A sample for a program of which there are none: noise, and zeros where integers may be indices."""
+def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
+    """Random inputs for a method without samples: noise, and zeros for integers that may be indices."""
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
@@ -53,11 +53,11 @@ def made_up(inputs: Sequence[Port]) -> list[Tensor]:
     return values
 
 
-def checked(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
-    """The tensors of a sample.
+def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
+    """Check number, shapes and dtypes of a sample's tensors, and return them.
 
     Raises:
-        ValueError: they are not what the program takes.
+        ValueError: they do not match the inputs of the program.
     """
     import torch
 
@@ -68,22 +68,22 @@ def checked(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Te
         tensor = torch.as_tensor(value)
         info = port.info
         if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
-            given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-            raise ValueError(f"{what}: '{info.name}' is {given}, the program takes {info.dtype}{list(info.shape)}")
+            actual = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            raise ValueError(f"{what}: '{info.name}' is {actual}, the program takes {info.dtype}{list(info.shape)}")
         tensors.append(tensor)
     return tensors
 
 
-def content(tensor: Tensor, layout: PteTensor) -> bytes:
-    """The bytes in the order of memory."""
+def tensor_to_bytes(tensor: Tensor, layout: PteTensor) -> bytes:
+    """Bytes of a tensor in memory order."""
     import torch
 
     ordered = tensor.detach().permute(layout.dim_order).contiguous()
     return bytes(ordered.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
-def tensor(data: bytes, port: Port) -> Tensor:
-    """The other way round."""
+def tensor_from_bytes(data: bytes, port: Port) -> Tensor:
+    """Tensor from its bytes in memory order; the inverse of ``tensor_to_bytes``."""
     import torch
 
     order = port.layout.dim_order
@@ -93,8 +93,8 @@ def tensor(data: bytes, port: Port) -> Tensor:
     return flat.reshape([port.info.shape[axis] for axis in order]).permute(inverse).contiguous()
 
 
-def by_method(samples: Any, main: str) -> Mapping[str, Any]:
-    """The samples of each method; given without names, they are those of the main one."""
+def samples_by_method(samples: Any, main: str) -> Mapping[str, Any]:
+    """Samples by method; samples without names belong to the main method."""
     if samples is None:
         return {}
     return samples if isinstance(samples, Mapping) else {main: samples}

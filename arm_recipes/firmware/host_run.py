@@ -1,4 +1,7 @@
-"""Run a program on this machine as firmware runs it, in pools of given sizes; see ``runtime/tools/pools.cpp``."""
+"""Host run: run a program on this machine as firmware does, in memory pools of given sizes.
+
+The executable is ``runtime/tools/pools.cpp``.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,19 @@ from pathlib import Path
 from arm_recipes.runtime import build
 from arm_recipes.runtime.errors import RunError
 
-#: Lines of the runtime's log that an error shows.
+#: Number of lines of the runtime's log in an error message.
 _LINES = 6
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Pools, in bytes; None is as much as it takes.
+class PoolSizes:
+    """Sizes of the memory pools in bytes; None means unlimited.
 
     Attributes:
-        shared: memories of the plan from the second on, which methods share.
-        methods: name, method allocator and first memory of the plan.
+        fast_scratch: fast scratch of the NPU.
+        temp: temp allocator.
+        shared: planned memories from the second on, which methods share.
+        methods: name, method allocator and first planned memory of each method.
     """
 
     fast_scratch: int
@@ -32,7 +37,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Case:
-    """One execution of a method: the bytes of its inputs, in the order in memory, and the number of its outputs."""
+    """A test case: one execution of a method.
+
+    Attributes:
+        method: name of the method.
+        inputs: bytes of the inputs in memory order.
+        outputs: number of outputs.
+    """
 
     method: str
     inputs: tuple[bytes, ...]
@@ -40,13 +51,13 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What a run took.
+class HostRun:
+    """Memory use and outputs of a run.
 
     Attributes:
-        pools: bytes of the method allocator by method.
-        temp: most bytes of the temp allocator at a time.
-        outputs: bytes of each case's.
+        pools: used bytes of the method allocator, by method.
+        temp: peak of the temp allocator in bytes.
+        outputs: bytes of the outputs of each case.
     """
 
     pools: dict[str, int]
@@ -54,24 +65,28 @@ class Trial:
     outputs: tuple[tuple[bytes, ...], ...]
 
 
-def trial(program: bytes, sizes: Sizes, cases: Sequence[Case]) -> Trial:
+def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> HostRun:
     """Load all methods of ``sizes``, then execute the cases in order.
 
     Raises:
-        RunError: a pool is too small, or something else failed.
-        RuntimeUnavailable: there is no compiler here, for example.
+        RunError: a pool is too small, or the run failed for another reason.
+        RuntimeUnavailable: this machine cannot build the executable, for example because there is no compiler.
     """
-    executable = build.firmware_trial()
+    executable = build.build_firmware_runner()
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
         (folder / "request").write_text("".join(f"{line}\n" for line in _request(folder, sizes, cases)))
-        done = subprocess.run([str(executable), str(folder / "request")], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            said = "\n".join(done.stderr.strip().splitlines()[-_LINES:]) or f"it ended with {done.returncode}"
-            raise RunError(f"the program does not run as firmware would run it, with {_told(sizes)}:\n{said}")
-        lines = [line.split() for line in done.stdout.splitlines()]
-        return Trial(
+        completed = subprocess.run(
+            [str(executable), str(folder / "request")], capture_output=True, text=True, check=False
+        )
+        if completed.returncode != 0:
+            log = "\n".join(completed.stderr.strip().splitlines()[-_LINES:]) or f"exit code {completed.returncode}"
+            raise RunError(
+                f"the program failed in a firmware environment on this machine, with {_describe_sizes(sizes)}:\n{log}"
+            )
+        lines = [line.split() for line in completed.stdout.splitlines()]
+        return HostRun(
             pools={line[1]: int(line[2]) for line in lines if line[0] == "method"},
             temp=next(int(line[1]) for line in lines if line[0] == "temp"),
             outputs=tuple(
@@ -81,7 +96,7 @@ def trial(program: bytes, sizes: Sizes, cases: Sequence[Case]) -> Trial:
         )
 
 
-def _request(folder: Path, sizes: Sizes, cases: Sequence[Case]) -> Iterator[object]:
+def _request(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[object]:
     yield folder / "model.pte"
     yield from (sizes.fast_scratch, _number(sizes.temp), len(sizes.shared), *sizes.shared)
     yield len(sizes.methods)
@@ -103,13 +118,14 @@ def _number(size: int | None) -> int:
     return -1 if size is None else size
 
 
-def _told(sizes: Sizes) -> str:
-    def of(size: int | None) -> str:
-        return "enough" if size is None else f"{size:,} B"
+def _describe_sizes(sizes: PoolSizes) -> str:
+    def format_size(size: int | None) -> str:
+        return "unlimited" if size is None else f"{size:,} B"
 
     methods = [
-        f"for '{name}' {of(pool)} of method allocator and {planned:,} B" for name, pool, planned in sizes.methods
+        f"'{name}': method allocator {format_size(pool)}, planned memory {planned:,} B"
+        for name, pool, planned in sizes.methods
     ]
-    shared = [f"{size:,} B shared" for size in sizes.shared]
-    others = [f"{of(sizes.temp)} of temp allocator", f"{sizes.fast_scratch:,} B of fast scratch"]
+    shared = [f"shared planned memory {size:,} B" for size in sizes.shared]
+    others = [f"temp allocator {format_size(sizes.temp)}", f"fast scratch {sizes.fast_scratch:,} B"]
     return ", ".join([*methods, *shared, *others])

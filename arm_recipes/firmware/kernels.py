@@ -1,24 +1,24 @@
-"""The CPU kernels that a firmware must have, by the library that has them."""
+"""CPU kernels that firmware must link, grouped by library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: In ``arm_runtime_cortex_m_kernels``.
+#: Kernels of the library ``arm_runtime_cortex_m_kernels``.
 _OURS = ("cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out")
-#: Namespaces of ExecuTorch's portable kernels, which its selective build takes.
+#: Namespaces of ExecuTorch's portable kernels, which its selective build includes.
 _PORTABLE = ("aten", "dim_order_ops")
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """Kernels by where they are.
+    """Kernels by library.
 
     Attributes:
-        ours: in ``arm_runtime_cortex_m_kernels``, and in ExecuTorch's own kernels for Cortex-M.
-        portable: in ExecuTorch's portable kernels, chosen by ``EXECUTORCH_SELECT_OPS_LIST``.
-        others: in other libraries of ExecuTorch, or in the user's.
+        ours: kernels of ``arm_runtime_cortex_m_kernels``; ExecuTorch's own kernels for Cortex-M contain them, too.
+        portable: ExecuTorch's portable kernels, selected by ``EXECUTORCH_SELECT_OPS_LIST``.
+        others: kernels of other libraries of ExecuTorch, or of the user.
     """
 
     ours: tuple[str, ...]
@@ -27,12 +27,12 @@ class Kernels:
 
     @property
     def only_ours(self) -> bool:
-        """Whether every number is the same on each device, bit for bit."""
+        """Whether results are bit-equal on all devices."""
         return not self.portable and not self.others
 
 
-def kernels(operators: Iterable[str]) -> Kernels:
-    """The kernels of a program's operators, each once, by name."""
+def classify_kernels(operators: Iterable[str]) -> Kernels:
+    """Group the kernels of a program's operators by library, without duplicates, sorted by name."""
     names = sorted(set(operators))
     portable = tuple(name for name in names if name.partition("::")[0] in _PORTABLE)
     ours = tuple(name for name in names if name in _OURS)

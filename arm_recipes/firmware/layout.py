@@ -1,7 +1,7 @@
-"""What ExecuTorch's runtime takes of the method allocator, computed from a program for a width of pointers.
+"""Size of the method allocator: computes what ExecuTorch's runtime allocates to load a method, for 32 or 64 bits.
 
-The runtime takes it piece by piece while it loads a method, each at the alignment of its type; this follows its order.
-That it does is checked with each export: the figure for 64 bits must be the one that a run on this machine measures.
+The runtime allocates one object after the other, each at the alignment of its type; this module follows the same order.
+Every export checks it: the size for 64-bit pointers must equal the size that a run on this machine measures.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from executorch.exir import schema
 from executorch.exir.schema import TensorShapeDynamism
 
 #: Size and alignment of a type.
-Shape = tuple[int, int]
-#: Of a size, a dimension's place in memory, a truth value.
+SizeAlign = tuple[int, int]
+#: Types of a dimension's size (int32), of an entry of dim_order or a flag (byte), and of an integer (int64).
 _INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
 #: executorch::runtime::kTensorDimensionLimit
-_MOST_DIMENSIONS = 16
+_MAX_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes and alignments of the runtime's types.
+    """Sizes and alignments of the runtime's types, for one width of pointers.
 
     Attributes:
-        named: by their names in C++, which a build of the firmware compares.
-        delegate, chain: of types that no header shows: a ``FreeableBuffer`` and two pointers; a pointer, a span and a
-            pointer.
+        bits: width of pointers.
+        named: types by their names in C++; a build of the firmware asserts them.
+        delegate: ``BackendDelegate``, which no header defines: a ``FreeableBuffer`` and two pointers.
+        chain: ``Chain``, which no header defines: a pointer, a span and a pointer.
     """
 
     bits: int
-    named: Mapping[str, Shape]
-    delegate: Shape
-    chain: Shape
+    named: Mapping[str, SizeAlign]
+    delegate: SizeAlign
+    chain: SizeAlign
 
     @property
-    def pointer(self) -> Shape:
-        """Any."""
+    def pointer(self) -> SizeAlign:
+        """Any pointer."""
         return self.bits // 8, self.bits // 8
 
 
@@ -82,22 +83,22 @@ LAYOUTS = {
 LOADED_BYTES = {32: 120, 64: 168}
 
 
-def method_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes of the method allocator that loading a method takes, from a multiple of 16 bytes on."""
+def method_allocator_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+    """Bytes of the method allocator that loading a method uses, if the pool is aligned to 16 bytes."""
     used = 0
-    for size, alignment in _pieces(plan, bits):
+    for size, alignment in _allocations(plan, bits):
         used = -(-used // alignment) * alignment + size
     return used
 
 
-def lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
-    """Bytes that the temp allocator must have for the runtime to look up kernels in it.
+def kernel_lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+    """Bytes of the temp allocator that the runtime uses to look up kernels.
 
-    With less it takes the method allocator for that, and does not give back what it took.
+    With less, the runtime allocates them from the method allocator, which it never frees.
     """
     size, _ = LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
     counts = [len(call.args) for call in _calls(plan) if isinstance(call, schema.KernelCall)]
-    return max(counts, default=0) * (size + _MOST_DIMENSIONS)
+    return max(counts, default=0) * (size + _MAX_DIMENSIONS)
 
 
 def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
@@ -105,56 +106,56 @@ def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
         yield from (instruction.instr_args for instruction in chain.instructions)
 
 
-def _pieces(plan: schema.ExecutionPlan, bits: int) -> Iterator[Shape]:
-    """Size and alignment of each piece, in order."""
+def _allocations(plan: schema.ExecutionPlan, bits: int) -> Iterator[SizeAlign]:
+    """Size and alignment of each allocation, in the order of the runtime."""
     layout = LAYOUTS[bits]
-    yield _many(len(plan.values), layout.named["executorch::runtime::EValue"])
+    yield _array_of(len(plan.values), layout.named["executorch::runtime::EValue"])
     if plan.inputs:
-        yield _many(len(plan.inputs), _BYTE)  # which of them are set
+        yield _array_of(len(plan.inputs), _BYTE)  # flags: which inputs are set
     for value in plan.values:
         yield from _value(value.val, layout)
-    yield _many(len(plan.delegates), layout.delegate)
+    yield _array_of(len(plan.delegates), layout.delegate)
     for delegate in plan.delegates:
-        yield _many(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
+        yield _array_of(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
         if delegate.id == "EthosUBackend":
             yield LOADED_BYTES[bits], 8
-    yield _many(len(plan.chains), layout.chain)
+    yield _array_of(len(plan.chains), layout.chain)
     for chain in plan.chains:
         count = len(chain.instructions)
-        yield _many(count, layout.pointer)  # kernels
-        yield _many(count, layout.named["executorch::runtime::Span<uint8_t>"])  # lists of arguments
+        yield _array_of(count, layout.pointer)  # kernels
+        yield _array_of(count, layout.named["executorch::runtime::Span<uint8_t>"])  # argument lists
         for instruction in chain.instructions:
             call = instruction.instr_args
             if isinstance(call, (schema.KernelCall, schema.DelegateCall)):
-                yield _many(len(call.args), layout.pointer)
+                yield _array_of(len(call.args), layout.pointer)
 
 
-def _value(value: Any, layout: Layout) -> Iterable[Shape]:
+def _value(value: Any, layout: Layout) -> Iterable[SizeAlign]:
     boxed = layout.named["executorch::runtime::BoxedEvalueList<int64_t>"]
     match value:
         case schema.Tensor():
             return _tensor(value, layout)
         case schema.IntList():
-            return [_many(len(value.items), layout.pointer), _many(len(value.items), _INT64), boxed]
+            return [_array_of(len(value.items), layout.pointer), _array_of(len(value.items), _INT64), boxed]
         case schema.TensorList():
-            tensors = _many(len(value.items), layout.named["executorch::aten::Tensor"])
-            return [tensors, _many(len(value.items), layout.pointer), boxed]
+            tensors = _array_of(len(value.items), layout.named["executorch::aten::Tensor"])
+            return [tensors, _array_of(len(value.items), layout.pointer), boxed]
         case schema.OptionalTensorList():
-            tensors = _many(len(value.items), layout.named["std::optional<executorch::aten::Tensor>"])
-            return [_many(len(value.items), layout.pointer), tensors, boxed]
+            tensors = _array_of(len(value.items), layout.named["std::optional<executorch::aten::Tensor>"])
+            return [_array_of(len(value.items), layout.pointer), tensors, boxed]
         case schema.BoolList() | schema.DoubleList() | schema.String():
             return [layout.named["executorch::aten::ArrayRef<double>"]]
     return []
 
 
-def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[Shape]:
+def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[SizeAlign]:
     rank = len(tensor.sizes)
     if tensor.shape_dynamism != TensorShapeDynamism.STATIC:
-        yield _many(rank, _INT32)
-        yield _many(rank, _BYTE)
-    yield _many(rank, _INT32)  # strides
+        yield _array_of(rank, _INT32)
+        yield _array_of(rank, _BYTE)
+    yield _array_of(rank, _INT32)  # strides
     yield layout.named["executorch::aten::TensorImpl"]
 
 
-def _many(count: int, shape: Shape) -> Shape:
+def _array_of(count: int, shape: SizeAlign) -> SizeAlign:
     return count * shape[0], shape[1]

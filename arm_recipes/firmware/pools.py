@@ -1,4 +1,4 @@
-"""The memory that a program needs: computed from the program, measured on this machine, and tried."""
+"""Memory pools of a program: sizes computed from the program and verified by a run on this machine."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arm_recipes.firmware.host_run import Case, Sizes, trial
-from arm_recipes.firmware.layout import lookup_bytes, method_bytes
+from arm_recipes.firmware.host_run import Case, PoolSizes, run_on_host
+from arm_recipes.firmware.layout import kernel_lookup_bytes, method_allocator_bytes
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.inspect import Inspection
 
-#: Of the data caches of Cortex-M processors; the backend takes whole ones.
+#: Cache line of Cortex-M processors in bytes; the backend uses whole lines.
 CACHE_LINE = 32
 
 
 @dataclass(frozen=True)
 class MethodPools:
-    """What a method needs for itself, in bytes.
+    """Memory of one method, in bytes.
 
     Attributes:
-        pool: of the method allocator, on a Cortex-M, whose pointers have 32 bits.
-        pool_64: the same on this machine.
-        planned: of the first memory of the plan, for tensors.
+        name: of the method.
+        pool: method allocator on a Cortex-M, which has 32-bit pointers.
+        pool_64: method allocator on this machine.
+        planned: first planned memory, for tensors.
     """
 
     name: str
@@ -34,14 +35,15 @@ class MethodPools:
 
 @dataclass(frozen=True)
 class Pools:
-    """What a program needs, in bytes: it runs with exactly these, and not with one less of any.
+    """Memory of a program, in bytes. The sizes are minimal: the program does not run with one byte less.
 
     Attributes:
-        shared: of the memories of the plan from the second on, which methods share.
-        temp: of the temp allocator, on a Cortex-M: the largest delegate's scratch memory, or what a kernel takes.
-        temp_64: the same on this machine.
-        fast_scratch: SRAM of its own, with a ``Dedicated_Sram`` memory mode.
-        exact: False where a figure of a Cortex-M could not be computed: it is this machine's then, which is never less.
+        methods: memory of each method.
+        shared: planned memories from the second on, which methods share.
+        temp: temp allocator on a Cortex-M: scratch of the largest delegate, or what a kernel needs.
+        temp_64: temp allocator on this machine.
+        fast_scratch: separate SRAM, with the memory mode ``Dedicated_Sram``.
+        exact: False if a size for Cortex-M could not be computed. It is then the size of this machine, an upper bound.
     """
 
     methods: tuple[MethodPools, ...]
@@ -51,18 +53,19 @@ class Pools:
     fast_scratch: int
     exact: bool
 
-    def here(self) -> Sizes:
-        """The sizes of this machine."""
+    def host_sizes(self) -> PoolSizes:
+        """Sizes on this machine."""
         methods = tuple((method.name, method.pool_64, method.planned) for method in self.methods)
-        return Sizes(self.fast_scratch, self.temp_64, self.shared, methods)
+        return PoolSizes(self.fast_scratch, self.temp_64, self.shared, methods)
 
 
-def measure(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
-    """Compute the pools, and compare with what a run takes that has more than enough of all.
+def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
+    """Compute the sizes of the pools, and compare them with a run in unlimited pools.
 
     Args:
-        inspection: of the program.
-        cases: at least one of each method.
+        program: bytes of the ``.pte``.
+        inspection: description of the program.
+        cases: at least one case of each method.
 
     Raises:
         RunError: the program does not run.
@@ -72,27 +75,29 @@ def measure(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Po
     schema = deserialize_pte_binary(program).program
     plans = {plan.name: plan for plan in schema.execution_plan}
     names = [method.name for method in inspection.methods]
-    planned = {name: _extents(plans[name]) for name in names}
+    planned = {name: _planned_extents(plans[name]) for name in names}
     memories = max(map(len, planned.values()))
     shared = tuple(max(sizes[at] for sizes in planned.values() if at < len(sizes)) for at in range(1, memories))
-    scratch, fast = _delegates(inspection)
-    enough = Sizes(fast, None, shared, tuple((name, None, planned[name][0]) for name in names))
-    measured = trial(program, enough, cases)
-    exact = all(method_bytes(plans[name], 64) == measured.pools[name] for name in names)
+    scratch, fast = _scratch_sizes(inspection)
+    unlimited = PoolSizes(fast, None, shared, tuple((name, None, planned[name][0]) for name in names))
+    measured = run_on_host(program, unlimited, cases)
+    exact = all(method_allocator_bytes(plans[name], 64) == measured.pools[name] for name in names)
     methods = []
     for name in names:
-        here = measured.pools[name]
-        methods.append(MethodPools(name, method_bytes(plans[name], 32) if exact else here, here, planned[name][0]))
-    lookup = {bits: max(lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
-    # What goes beyond both is a kernel's own, which may hold pointers.
-    least = max(scratch, lookup[64])
-    kernel = measured.temp if measured.temp > least else 0
+        size_64 = measured.pools[name]
+        methods.append(
+            MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name][0])
+        )
+    lookup = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
+    # The rest is temporary memory of a kernel; it may contain pointers, so its size on a Cortex-M is unknown.
+    minimum = max(scratch, lookup[64])
+    kernel = measured.temp if measured.temp > minimum else 0
     temp = max(scratch, lookup[32], kernel)
-    return Pools(tuple(methods), shared, temp, max(least, kernel), fast, exact and not kernel)
+    return Pools(tuple(methods), shared, temp, max(minimum, kernel), fast, exact and not kernel)
 
 
-def _extents(plan: Any) -> list[int]:
-    """Bytes of each memory of the plan that a tensor reaches; the plan itself rounds up."""
+def _planned_extents(plan: Any) -> list[int]:
+    """Used bytes of each planned memory, up to the end of the last tensor; the plan itself rounds up."""
     ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
     for value in plan.values:
         place = getattr(value.val, "allocation_info", None)
@@ -111,17 +116,17 @@ def _element_size(scalar_type: Any) -> int:
     return size
 
 
-def _delegates(inspection: Inspection) -> tuple[int, int]:
-    """Scratch and fast scratch of the delegates that take most, in whole cache lines."""
+def _scratch_sizes(inspection: Inspection) -> tuple[int, int]:
+    """Largest scratch and fast scratch of all delegates, rounded up to cache lines."""
     payloads = [
         delegate.payload
         for method in inspection.methods
         for delegate in method.delegates
         if isinstance(delegate.payload, EthosUPayload)
     ]
-    scratch = _lines(payload.scratch_bytes for payload in payloads)
-    return scratch, _lines(payload.fast_scratch_bytes or 0 for payload in payloads)
+    scratch = _round_to_cache_lines(payload.scratch_bytes for payload in payloads)
+    return scratch, _round_to_cache_lines(payload.fast_scratch_bytes or 0 for payload in payloads)
 
 
-def _lines(counts: Iterable[int]) -> int:
+def _round_to_cache_lines(counts: Iterable[int]) -> int:
     return -(-max(counts, default=0) // CACHE_LINE) * CACHE_LINE

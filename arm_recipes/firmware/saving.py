@@ -1,4 +1,4 @@
-"""``save_firmware``: a folder that builds, with a program, its backend, its memory and its test."""
+"""``save_firmware``: write a folder that firmware can build: program, backend, memory sizes and self-test."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.workers import vela
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.firmware.folder import check_folder, write_folder
-from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
-from arm_recipes.firmware.host_run import Case, trial
-from arm_recipes.firmware.kernels import Kernels, kernels
-from arm_recipes.firmware.pools import Pools, measure
-from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
+from arm_recipes.firmware.golden import (
+    Port,
+    check_tensors,
+    random_inputs,
+    samples_by_method,
+    tensor_from_bytes,
+    tensor_to_bytes,
+)
+from arm_recipes.firmware.host_run import Case, run_on_host
+from arm_recipes.firmware.kernels import Kernels, classify_kernels
+from arm_recipes.firmware.pools import Pools, measure_pools
+from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, render_files
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
@@ -27,10 +34,11 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
 
-    #: The program's tensors of one sample, given the name of the method, its ports and what errors call the sample.
+    #: Converts a sample to tensors of the program, from the method, its ports, the sample and the sample's name in
+    #: errors.
     Convert = Callable[[str, Ports, Any, str], Sequence[Any]]
 
-#: What of ``runtime/`` the folder has, under ``backend/``.
+#: Files of ``runtime/`` that are copied to ``backend/``.
 _BACKEND = (
     "CMakeLists.txt",
     "README.md",
@@ -43,19 +51,21 @@ _BACKEND = (
     "kernels/*",
     "payload/*",
 )
-_UNKNOWN = "not told"
+_UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class Firmware(Renderable):
-    """What ``save_firmware`` wrote: ``print`` it, show it in a notebook, or take ``to_dict()``.
+    """A folder that ``save_firmware`` wrote: ``print`` it, show it in a notebook, or convert it with ``to_dict()``.
 
     Attributes:
-        folder: where the files are.
-        files: their paths in it.
-        pools: the memory that the program needs.
-        kernels: those that the CPU needs.
-        cases: executions that the self-test does.
+        folder: path of the folder.
+        files: paths of the files, relative to the folder.
+        versions: tools and target that the program was compiled with.
+        pools: sizes of the memory pools that the program needs.
+        kernels: CPU kernels that the program needs.
+        cases: number of test cases in the self-test.
+        program_bytes: size of the program.
     """
 
     folder: str
@@ -74,7 +84,9 @@ class Firmware(Renderable):
             [
                 ("folder", self.folder),
                 ("program", format_bytes(self.program_bytes)),
-                ("for", f"{versions.npu}, by Vela {versions.vela} and ExecuTorch {versions.executorch}"),
+                ("target", versions.npu),
+                ("Vela version", versions.vela),
+                ("ExecuTorch version", versions.executorch),
                 ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
             ],
         )
@@ -86,7 +98,7 @@ class Firmware(Renderable):
                 (f"method allocator{of}", format_bytes(method.pool)),
                 (f"planned memory{of}", format_bytes(method.planned)),
             ]
-        rows += [("shared memory of the plan", format_bytes(count)) for count in pools.shared]
+        rows += [("shared planned memory", format_bytes(count)) for count in pools.shared]
         rows += [("temp allocator", format_bytes(pools.temp)), ("fast scratch", format_bytes(pools.fast_scratch))]
         yield "Memory" if pools.exact else "Memory, at most", rows
         names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
@@ -94,26 +106,26 @@ class Firmware(Renderable):
 
 
 def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Any = None) -> Firmware:
-    """Write what a firmware needs of a program for an Ethos-U; see ``ExportResult.save_firmware``.
+    """Write a folder with everything that firmware needs for a program for Ethos-U; see ``ExportResult.save_firmware``.
 
     Args:
-        source: what ``export`` returned; a loaded program, the path of a ``.pte`` or its bytes.
-        folder: new, empty, or written by an earlier call; of that, all files are made anew.
-        samples: what the self-test runs: for a result as ``samples`` of ``arm_recipes.export``, for a program lists of
-            the tensors that it takes; by method, where there are several. Each stands in flash. Where a method has
-            none, noise.
+        source: a result of ``export``, a loaded program, or the path or bytes of a ``.pte``.
+        folder: new, empty, or written by an earlier call, whose files are replaced.
+        samples: inputs of the self-test: for a result, as ``samples`` of ``arm_recipes.export``; for a program, a list
+            of its input tensors. A dict by method if there are several methods. Each sample occupies flash. A method
+            without samples runs on noise.
 
     Raises:
-        ValueError: nothing can be written there, the program is for another target, or samples do not fit it.
-        RunError: the program does not run on this machine, or there is no compiler here.
+        ValueError: the folder is not writable, the program is for another target, or samples do not fit the program.
+        RunError: the program does not run on this machine, or there is no compiler.
     """
     target = check_folder(folder)
-    model = gathered(source, samples, target.name)
+    model = build_model(source, samples, target.name)
     contents = {
-        **rendered(model),
-        **_backend(),
+        **render_files(model),
+        **_backend_sources(),
         "model.pte": model.program,
-        "model.bpte": bundled(model.program, model.ports, model.golden),
+        "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
     }
     saved = Firmware(
         str(target),
@@ -124,70 +136,70 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
         len(model.golden.cases),
         len(model.program),
     )
-    told = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
-    write_folder(target, contents, told)
+    summary = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
+    write_folder(target, contents, summary)
     return saved
 
 
-def gathered(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
-    """All that the files tell, of a program that ran in its pools; arguments and errors as ``save_firmware``."""
+def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
+    """Gather the content of the files. Runs the program in its pools; arguments and errors as ``save_firmware``."""
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
-        return _gathered(Program(source.buffer), samples, _of_result(source), _made_here(), name)
+        return _build_model(Program(source.buffer), samples, _converter_of_result(source), _installed_versions(), name)
     program = source if isinstance(source, Program) else load(source)
-    return _gathered(program, samples, _of_program, (_UNKNOWN, version("executorch")), name)
+    return _build_model(program, samples, _convert_program_sample, (_UNKNOWN, version("executorch")), name)
 
 
-def _made_here() -> tuple[str, str]:
+def _installed_versions() -> tuple[str, str]:
     return vela.version(), version("executorch")
 
 
-def _of_result(result: Artifact) -> Convert:
+def _converter_of_result(result: Artifact) -> Convert:
     from arm_recipes.samples.sample import as_inputs
 
     reports = {method.name: method for method in result.report.methods}
 
     def convert(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-        return checked(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
+        return check_tensors(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
 
     return convert
 
 
-def _of_program(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
-    return checked(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
+def _convert_program_sample(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
+    return check_tensors(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
 
 
-def _gathered(program: Program, samples: Any, convert: Convert, made_with: tuple[str, str], name: str) -> Model:
+def _build_model(program: Program, samples: Any, convert: Convert, tool_versions: tuple[str, str], name: str) -> Model:
     inspection, methods = inspect_program(program.data), program.content.methods
     _check(inspection)
     ports = tuple(_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
     cases = tuple(_cases(ports, samples, convert))
-    pools = measure(program.data, inspection, [_first(cases, of.method) for of in ports])
+    pools = measure_pools(program.data, inspection, [_first_case(cases, of.method) for of in ports])
     return Model(
         name=name,
         program=program.data,
-        versions=_versions(inspection, program, *made_with),
+        versions=_versions(inspection, program, *tool_versions),
         pools=pools,
         ports=ports,
-        kernels=kernels(operator for method in inspection.methods for operator in method.operators),
-        golden=Golden(cases, trial(program.data, pools.here(), cases).outputs),
+        kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
+        golden=Golden(cases, run_on_host(program.data, pools.host_sizes(), cases).outputs),
     )
 
 
-def _first(cases: Sequence[Case], method: str) -> Case:
+def _first_case(cases: Sequence[Case], method: str) -> Case:
     return next(case for case in cases if case.method == method)
 
 
 def _check(inspection: Inspection) -> None:
-    """Firmware has ``EthosUBackend`` on Arm's driver for Cortex-M, and hands over tensors."""
+    """Raise if firmware cannot run the program: it needs ``EthosUBackend``, COP1 streams and tensors as inputs."""
     macros: dict[str, str] = {}
     for method in inspection.methods:
         other = macros.setdefault(identifier(method.name).upper(), method.name)
         if other != method.name:
             raise ValueError(
-                f"save_firmware: methods '{other}' and '{method.name}' have one name in capitals, which the macros of "
-                "model.h have: give one of them another name"
+                f"save_firmware: methods '{other}' and '{method.name}' have the same name in upper case, "
+                "which the macros of model.h use: rename one of them"
             )
     for method in inspection.methods:
         for delegate in method.delegates:
@@ -195,8 +207,8 @@ def _check(inspection: Inspection) -> None:
         for value in (*method.inputs, *method.outputs):
             if not isinstance(value, TensorInfo):
                 raise ValueError(
-                    f"save_firmware: '{value.name}' of method '{method.name}' is no tensor but {value.kind}; "
-                    "firmware hands over tensors: make it a tensor, or a constant of the model"
+                    f"save_firmware: '{value.name}' of method '{method.name}' is not a tensor but {value.kind}; "
+                    "firmware passes only tensors: make it a tensor, or a constant of the model"
                 )
 
 
@@ -204,19 +216,19 @@ def _check_delegate(delegate: DelegateInspection, has: str) -> None:
     payload = delegate.payload
     if delegate.backend != "EthosUBackend":
         raise ValueError(
-            f"{has} a delegate for {delegate.backend}; firmware runs those for an Ethos-U: export with one of the "
+            f"{has} a delegate for {delegate.backend}; firmware runs only Ethos-U delegates: export with one of the "
             "ETHOSU recipes"
         )
     if not isinstance(payload, EthosUPayload):
-        raise ValueError(f"{has} a payload that cannot be read: {delegate.problem}: export it again")
+        raise ValueError(f"{has} a damaged payload ({delegate.problem}): export it again")
     if payload.stream != "COP1":
         raise ValueError(
-            f"{has} a command stream of the form {payload.stream}, for Direct Drive from Linux; the driver of firmware "
-            "takes COP1: export without direct_drive"
+            f"{has} a command stream of the format {payload.stream}, for Direct Drive from Linux; the firmware driver "
+            "needs COP1: export without direct_drive"
         )
     if payload.fast_scratch_bytes is None:
         raise ValueError(
-            f"{has} a payload of another exporter, which does not tell how much fast scratch it needs: export it with "
+            f"{has} a payload of another exporter, which does not state its size of fast scratch: export it with "
             "arm_recipes"
         )
 
@@ -233,20 +245,31 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
     from arm_recipes.samples.inputs import sample_list
 
     names = [of.method for of in ports]
-    given = by_method(samples, "forward" if "forward" in names else names[0])
-    unknown = [name for name in given if name not in names]
+    by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
+    unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
-    for of in ports:
+    for method_ports in ports:
         try:
-            found = sample_list(of.method, given[of.method]) if of.method in given else []
+            method_samples = (
+                sample_list(method_ports.method, by_method[method_ports.method])
+                if method_ports.method in by_method
+                else []
+            )
         except ValueError:
             raise
-        what = f"of method '{of.method}'"
-        converted = [convert(of.method, of, sample, f"samples[{i}] {what}") for i, sample in enumerate(found)]
-        for tensors in converted or [made_up(of.inputs)]:
-            pairs = zip(tensors, of.inputs, strict=True)
-            yield Case(of.method, tuple(content(given, port.layout) for given, port in pairs), len(of.outputs))
+        what = f"of method '{method_ports.method}'"
+        converted = [
+            convert(method_ports.method, method_ports, sample, f"samples[{i}] {what}")
+            for i, sample in enumerate(method_samples)
+        ]
+        for tensors in converted or [random_inputs(method_ports.inputs)]:
+            pairs = zip(tensors, method_ports.inputs, strict=True)
+            yield Case(
+                method_ports.method,
+                tuple(tensor_to_bytes(value, port.layout) for value, port in pairs),
+                len(method_ports.outputs),
+            )
 
 
 def _versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
@@ -258,7 +281,7 @@ def _versions(inspection: Inspection, program: Program, vela: str, executorch: s
     ]
     npus = sorted({f"Ethos-U{payload.product}-{payload.macs}" for payload in payloads})
     delegates = [delegate for method in program.content.methods.values() for delegate in method.delegates]
-    releases = sorted({_architecture(delegate.data) for delegate in delegates})
+    releases = sorted({_read_architecture(delegate.data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
         executorch=executorch,
@@ -269,20 +292,23 @@ def _versions(inspection: Inspection, program: Program, vela: str, executorch: s
     )
 
 
-def _architecture(payload: memoryview) -> str:
-    """Of the word behind the configuration in the stream's header: major 28-31, minor 20-27, patch 16-19."""
+def _read_architecture(payload: memoryview) -> str:
+    """NPU architecture release, from the word after the configuration in the stream's header.
+
+    Bits: major 28-31, minor 20-27, patch 16-19.
+    """
     word = int.from_bytes(read_parts(payload).commands[12:16], "little")
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 
-def _backend() -> dict[str, bytes]:
-    """The sources of the backend, which match the program."""
+def _backend_sources() -> dict[str, bytes]:
+    """Sources of the backend, in the version that matches the program."""
     paths = sorted(path for pattern in _BACKEND for path in SOURCES.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
 
 
-def bundled(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
-    """The program with the cases, as ExecuTorch's bundled program."""
+def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
+    """Build ExecuTorch's bundled program: the program with its test cases."""
     import tempfile
 
     from executorch.devtools import BundledProgram
@@ -290,14 +316,18 @@ def bundled(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
     suites = []
-    for of in ports:
+    for method_ports in ports:
         tests = []
         for case, outputs in zip(golden.cases, golden.outputs, strict=True):
-            if case.method == of.method:
-                given = [tensor(data, port) for data, port in zip(case.inputs, of.inputs, strict=True)]
-                expected = [tensor(data, port) for data, port in zip(outputs, of.outputs, strict=True)]
-                tests.append(MethodTestCase(inputs=given, expected_outputs=expected))
-        suites.append(MethodTestSuite(of.method, tests))
+            if case.method == method_ports.method:
+                inputs = [
+                    tensor_from_bytes(data, port) for data, port in zip(case.inputs, method_ports.inputs, strict=True)
+                ]
+                expected = [
+                    tensor_from_bytes(data, port) for data, port in zip(outputs, method_ports.outputs, strict=True)
+                ]
+                tests.append(MethodTestCase(inputs=inputs, expected_outputs=expected))
+        suites.append(MethodTestSuite(method_ports.method, tests))
     with tempfile.NamedTemporaryFile(suffix=".pte") as file:
         file.write(program)
         file.flush()

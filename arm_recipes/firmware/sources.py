@@ -1,4 +1,4 @@
-"""The files of a firmware folder that depend on the program: templates with their places filled."""
+"""Generated files of a firmware folder: templates with placeholders for the program's data."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ from arm_recipes.firmware.layout import LAYOUTS, LOADED_BYTES
 from arm_recipes.firmware.pools import CACHE_LINE, Pools
 from arm_recipes.runtime.pte import dtype_number
 
-#: Bytes of an array in a line of C.
+#: Bytes of an array on one line of C.
 _LINE = 24
-_PLACE = re.compile(r"@([A-Z_0-9]+)@")
-#: Runs on the device and on this machine differ in nothing but the portable kernels' floating point.
+_PLACEHOLDER = re.compile(r"@([A-Z_0-9]+)@")
+#: Relative tolerance of floats: device and host differ only in the floating-point arithmetic of the portable kernels.
 _TOLERANCE = 1e-5
-#: Of the payload reader in ``runtime/``: ``arm_runtime::kPayloadFormat``.
+#: Payload format of the reader in ``runtime/``: ``arm_runtime::kPayloadFormat``.
 PAYLOAD_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Versions:
-    """What a program was made with, as far as it is known.
+    """Tools and target that a program was compiled with.
 
     Attributes:
-        npu: for example ``Ethos-U55-128``.
-        stream: form of the command streams.
-        architecture: release of the NPU's architecture that the streams tell the driver.
+        executorch: version of ExecuTorch.
+        vela: version of Vela; "unknown" for a program without an export result, "none" without delegates.
+        npu: target, for example ``Ethos-U55-128``.
+        stream: format of the command streams.
+        architecture: NPU architecture release in the streams, which the driver checks.
     """
 
     executorch: str
@@ -52,13 +54,13 @@ class Ports:
 
     @property
     def prefix(self) -> str:
-        """How the names of its macros begin."""
+        """Prefix of the names of its macros."""
         return f"ARM_MODEL_{identifier(self.method).upper()}"
 
 
 @dataclass(frozen=True)
 class Golden:
-    """The self-test: cases, and what they gave."""
+    """Test vectors of the self-test: cases, and their outputs at export."""
 
     cases: tuple[Case, ...]
     outputs: tuple[tuple[bytes, ...], ...]
@@ -66,7 +68,7 @@ class Golden:
 
 @dataclass(frozen=True)
 class Model:
-    """All that the files tell."""
+    """Everything that the generated files contain."""
 
     name: str
     program: bytes
@@ -78,17 +80,17 @@ class Model:
 
 
 def identifier(text: str) -> str:
-    """A name for C: what is no ASCII letter or digit becomes its number."""
-    return re.sub(r"[^0-9A-Za-z_]", lambda found: f"u{ord(found[0]):x}", text)
+    """Turn text into a C identifier: other characters than ASCII letters and digits become their code points."""
+    return re.sub(r"[^0-9A-Za-z_]", lambda match: f"u{ord(match[0]):x}", text)
 
 
-def rendered(model: Model) -> dict[str, bytes]:
-    """The files by their paths in the folder."""
+def render_files(model: Model) -> dict[str, bytes]:
+    """Render all templates; returns the files by path in the folder."""
     places = {**_versions(model), **_memory(model.pools), **_build(model)}
     places["TENSORS"] = "\n".join(chain.from_iterable(map(_macros, model.ports)))
     own = {
         "model.c": {
-            "PTE": array(model.program),
+            "PTE": format_array(model.program),
             "TABLES": "\n".join(chain.from_iterable(map(_tables, model.ports))),
             "METHODS": "\n".join(map(_method, model.ports)),
         },
@@ -101,7 +103,7 @@ def rendered(model: Model) -> dict[str, bytes]:
     result = {}
     for name in _TEMPLATES:
         text = root.joinpath(*name.split("/")).read_text()
-        result[name] = _filled(text, {**places, **own.get(name, {})}).encode()
+        result[name] = _fill_placeholders(text, {**places, **own.get(name, {})}).encode()
     return result
 
 
@@ -122,12 +124,12 @@ _TEMPLATES = (
 )
 
 
-def _filled(text: str, places: Mapping[str, str]) -> str:
-    return _PLACE.sub(lambda found: places[found[1]], text)
+def _fill_placeholders(text: str, places: Mapping[str, str]) -> str:
+    return _PLACEHOLDER.sub(lambda match: places[match[1]], text)
 
 
-def array(data: bytes) -> str:
-    """The numbers between the braces of an array in C; braces must not be empty."""
+def format_array(data: bytes) -> str:
+    """Format bytes as the elements of a C array. An empty array gets one element, because C has no empty arrays."""
     data = data or b"\0"
     return ",\n".join(",".join(map(str, data[at : at + _LINE])) for at in range(0, len(data), _LINE))
 
@@ -152,20 +154,20 @@ def _versions(model: Model) -> dict[str, str]:
 
 
 def _asserts() -> Iterator[str]:
-    """The types that the sizes count with, as a compiler for either width of pointers checks them."""
+    """Assertions of the types that the sizes were computed with, for 32-bit and 64-bit pointers."""
     for bits, layout in LAYOUTS.items():
         yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
         for name, (size, alignment) in layout.named.items():
             yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
-        text = '"model.h counts with another backend: build with the one in backend/"'
+        text = '"the sizes in model.h are for another backend: build with the one in backend/"'
         yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_BYTES[bits]}, {text});"
         yield "#endif"
 
 
 def _memory(pools: Pools) -> dict[str, str]:
     names = [f"ARM_MODEL_{identifier(method.name).upper()}" for method in pools.methods]
-    exact = "The figures of a Cortex-M are computed from the program and the runtime's types."
-    bound = "Not all figures of a Cortex-M could be computed: those are of 64-bit pointers, which are never less."
+    exact = "The sizes for Cortex-M are computed from the program and the runtime's types."
+    bound = "Not all sizes for Cortex-M could be computed: the others are those of 64-bit pointers, an upper bound."
     return {
         "EXACT": exact if pools.exact else bound,
         "ALIGNMENT": str(CACHE_LINE),
@@ -242,7 +244,7 @@ def _golden_arrays(golden: Golden) -> Iterator[str]:
     for number, (case, outputs) in enumerate(zip(golden.cases, golden.outputs, strict=True)):
         for side, contents in (("input", case.inputs), ("output", outputs)):
             for index, content in enumerate(contents):
-                yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{array(content)}}};"
+                yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{format_array(content)}}};"
             if contents:
                 names = ", ".join(f"case{number}_{side}{index}" for index in range(len(contents)))
                 yield f"static const uint8_t *const case{number}_{side}s[] = {{{names}}};"
@@ -258,24 +260,24 @@ def _golden_cases(model: Model) -> Iterator[str]:
 
 def _build(model: Model) -> dict[str, str]:
     kernels, pools = model.kernels, model.pools
-    why = "nothing of it is computed by kernels of which there are several."
+    why = "no kernel of the program has several implementations."
     if not kernels.only_ours:
-        why = "the kernels of this machine may be others than the firmware's."
+        why = "the kernels of the exporting machine may differ from those of the firmware."
     if kernels.portable:
-        text = "Kernels that ExecuTorch's selective build has"
+        text = "Kernels of ExecuTorch's selective build"
         selected = f'set(EXECUTORCH_SELECT_OPS_LIST "{",".join(kernels.portable)}" CACHE STRING "{text}" FORCE)'
     else:
         selected = (
-            "# The program needs none of the portable kernels: link neither portable_ops_lib nor executorch_kernels.\n"
+            "# The program needs no portable kernels: link neither portable_ops_lib nor executorch_kernels.\n"
             'set(EXECUTORCH_SELECT_OPS_LIST "" CACHE STRING "" FORCE)'
         )
-    selected += (
-        "\n# The other way to say it, by the file, takes ExecuTorch's Python package where it is built: model.pte."
-    )
+    selected += "\n# Selecting kernels by the file model.pte instead needs ExecuTorch's Python package at build time."
     selected += '\nset(EXECUTORCH_SELECT_OPS_MODEL "" CACHE STRING "" FORCE)'
     others = [f"#   {name}" for name in kernels.others]
     if others:
-        others.insert(0, "# These are in other libraries of ExecuTorch (quantized_ops_lib, ...), or your own:")
+        others.insert(
+            0, "# These kernels are in other libraries of ExecuTorch (quantized_ops_lib, ...), or in your own:"
+        )
     return {
         "CASE_COUNT": str(len(model.golden.cases)),
         "TOLERANCE": "0.0" if kernels.only_ours else str(_TOLERANCE),
@@ -288,18 +290,18 @@ def _build(model: Model) -> dict[str, str]:
         "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, *_ in _sizes(pools)),
         "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _sizes(pools)),
         "SHARED_ROWS": "".join(
-            f"| Memory {at} of the plan, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
+            f"| Planned memory {at}, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
         ),
-        "KERNELS": "\n".join(f"- `{name}`" for name in _all(kernels)) or "none",
+        "KERNELS": "\n".join(f"- `{name}`" for name in _all_kernels(kernels)) or "none",
     }
 
 
-def _all(kernels: Kernels) -> Sequence[str]:
+def _all_kernels(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 
 def _sizes(pools: Pools) -> Iterable[tuple[str, str, int, int]]:
-    """Name, meaning and bytes of what a build may set, with pointers of 32 bits and of 64."""
+    """Sizes that a build may set: macro, meaning, bytes with 32-bit pointers, bytes with 64-bit pointers."""
     for method in pools.methods:
         name = f"ARM_MODEL_{identifier(method.name).upper()}"
         yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool, method.pool_64
@@ -320,7 +322,7 @@ def _float(value: float) -> str:
 
 
 def _string(text: str) -> str:
-    """Inside of a string of C: other characters than printable ASCII as their bytes."""
+    """Escape text for a C string literal: bytes outside of printable ASCII become octal escapes."""
     return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}" for byte in text.encode())
 
 

@@ -13,7 +13,7 @@ from arm_recipes.pipeline.reference_program import with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.program import Program
-from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
+from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata, insert_checksum
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -87,7 +87,7 @@ class Artifact:
     @cached_property
     def buffer(self) -> bytes:
         """The ``.pte`` file."""
-        return b"".join(sealed(self.pieces))
+        return b"".join(insert_checksum(self.pieces))
 
     @property
     def stored_bytes(self) -> int:
@@ -217,9 +217,9 @@ class Artifact:
         """The program with its delegates as TOSA graphs."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         sized = {name: told.told() for name, told in self.sized.items()}
-        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
+        names = encode_metadata(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
-        return b"".join(sealed([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
+        return b"".join(insert_checksum([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
 
     def _loaded(self) -> Program:
         if self._program is None:

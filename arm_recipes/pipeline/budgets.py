@@ -119,7 +119,7 @@ def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
                 seen.add(name)
                 origin = traced.main_origin([i])
                 module, source = (origin.module, origin.source) if origin is not None else ("", "")
-                yield traced.graph.bytes.get(name, 0), module or "(model)", source
+                yield traced.graph.tensor_bytes.get(name, 0), module or "(model)", source
 
 
 def _bytes(count: int) -> str:

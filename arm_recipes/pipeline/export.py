@@ -11,7 +11,7 @@ from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import quiet, record_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
-from arm_recipes.runtime.host_library import library
+from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
 from arm_recipes.samples.sizes import Sized, Sizes, expanded
 
@@ -36,7 +36,7 @@ def run_export(
     """Run all that ``arm_recipes.export`` does but write the program; its arguments are described there."""
     check_recipe(recipe)
     if verify:
-        library()  # now: an export may take minutes
+        load_plugin()  # now: an export may take minutes
     models = inputs.models_by_method(model)
     samples = inputs.with_loaders(samples)
     examples = inputs.examples_by_method(samples, models)

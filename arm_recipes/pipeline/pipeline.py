@@ -33,7 +33,7 @@ from arm_recipes.pipeline.float_tensors import float_reference
 from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.signature import NAMES_KEY, stored_names
+from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Pattern
@@ -362,7 +362,7 @@ class Pipeline:
         for sized in self._sized.values():
             sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
         told = {name: sized.told() for name, sized in self._sized.items()}
-        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
+        store_named_data(manager, NAMES_KEY, encode_metadata(self._tensors, sized=told))
 
 
 def _check_outputs(method: str, program: ExportedProgram) -> None:

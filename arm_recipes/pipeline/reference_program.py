@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from arm_recipes.runtime.payload_parts import PREFIX
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -45,7 +45,7 @@ def with_tosa_delegates(
         kept = {
             key: entry
             for key, entry in present.pte_data.items()
-            if key not in named_data and not key.startswith(PREFIX)  # the flatbuffers have their weights inside
+            if key not in named_data and not key.startswith(WEIGHTS_PREFIX)  # the flatbuffers have their weights inside
         }
         store.merge_named_data_store(replace(present, pte_data=kept))
     for key, data in named_data.items():

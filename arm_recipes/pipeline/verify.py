@@ -11,7 +11,7 @@ from arm_recipes._internal.messages import ExportError
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
-from arm_recipes.runtime.ethosu_origins import named
+from arm_recipes.runtime.ethosu_origins import describe_with_origin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,7 +50,7 @@ def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
     measured: dict[str, EthosUFigures] = {}
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MOST_SAMPLES]):
-            with plugin.observed() as executions:
+            with plugin.record_executions() as executions:
                 program.run(*result.program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
@@ -74,7 +74,7 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
     try:
         return execution.delegate.watched(execution.inputs, delegate)
     except RunError as error:
-        said = named(error, {delegate.checksum: delegate})
+        said = describe_with_origin(error, {delegate.checksum: delegate})
         raise VerificationError(
             f"verify: delegate '{delegate.name}' of method '{method.name}' gives the right numbers here, and may give "
             f"others on a device: {said}. It has {_operators(delegate)}. docs/contributors/vela.md lists the bugs of "

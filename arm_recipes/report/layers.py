@@ -178,7 +178,7 @@ class Traced:
         """What runs as one operation, with the TOSA operators that it does."""
         if not self.vela.layers:
             return
-        number = {op.place: i for i, op in enumerate(self.graph.operators)}
+        number = {op.index: i for i, op in enumerate(self.graph.operators)}
         rows: dict[int, list[Layer]] = {}
         for i, layer in enumerate(self.vela.layers):
             rows.setdefault(i if layer.part_of is None else layer.part_of, []).append(layer)
@@ -235,7 +235,7 @@ class Traced:
         made = {name for op in ops for name in op.outputs}
         read = {name for op in ops for name in op.inputs} - made
         written = {name for name in made if self._read_by[name] - operators or name in self.graph.outputs}
-        count, calls = self.graph.bytes, self.record.calls  # shapes are no tensors
+        count, calls = self.graph.tensor_bytes, self.record.calls  # shapes are no tensors
         return calls * sum(count.get(name, 0) for name in read), calls * sum(count[name] for name in written)
 
     @cached_property

@@ -49,10 +49,10 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | 
         of |= dict.fromkeys(operator.outputs, key)
         for name in operator.inputs:
             if name in of and of[name] != key:
-                links[of[name], key] += graph.bytes.get(name, 0)
+                links[of[name], key] += graph.tensor_bytes.get(name, 0)
     for name, key in zip(graph.outputs, _ends("output", delegate.outputs), strict=True):
         nodes[key] = _Node(*key)
-        links[of[name], key] += graph.bytes.get(name, 0)
+        links[of[name], key] += graph.tensor_bytes.get(name, 0)
     place = {key: index for index, key in enumerate(nodes)}
     by_place: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:

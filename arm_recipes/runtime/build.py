@@ -1,8 +1,6 @@
-"""Compile the host plugin and the firmware's trial run against the installed ExecuTorch, once; later uses take them
-from a cache.
+"""Build the host plugin and the firmware runner from C++ sources, and cache the binaries.
 
-There is no wheel of them to install: they have to match the ExecuTorch library of this environment, and compiling
-takes some seconds.
+Both must match the ExecuTorch library of this environment, so no wheel contains them. Compiling takes some seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +19,13 @@ from pathlib import Path
 from arm_backend_core.alternatives.disk_cache import cache_folder
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
-#: C++ sources, which a wheel of this project holds too.
+#: C++ sources; wheels of this project contain them.
 SOURCES = Path(__file__).parent / "cpp"
 _EMULATOR = "emulator"
 _HOST = ("common", "host", "kernels", _EMULATOR)
 _HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
-#: What a firmware has, with a simulated NPU, and the program that runs it in pools of given sizes.
+#: Sources of the firmware runner: the code of a firmware with a simulated NPU, and a main program that runs it in
+#: memory pools of given sizes.
 _FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _FIRMWARE_UNITS = (
     "tools/pools.cpp",
@@ -38,60 +37,61 @@ _FIRMWARE_UNITS = (
     "kernels/cortex_m_kernels.cpp",
     "kernels/cortex_m_kernels_registered.cpp",
 )
-#: The emulator's loops are written to be vectorized, which takes -O3; -fno-math-errno lets the rounding of a quantize
-#: kernel be one instruction.
+#: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding of a quantize kernel is one instruction.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
-#: The wheel's headers take the generated macros of its own copy of c10.
+#: The headers of ExecuTorch's wheel need the generated macros of their own copy of c10.
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
-def plugin() -> Path:
-    """Path of the plugin's shared library; compiles it if the cache has none for this ExecuTorch.
+def build_plugin() -> Path:
+    """Path of the plugin's shared library; compiled unless the cache has it for this ExecuTorch.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
     clang++ or c++.
 
     Raises:
-        RuntimeUnavailable: there is no compiler, it failed, or the cache cannot be written.
+        RuntimeUnavailable: there is no compiler, compiling failed, or the cache is not writable.
     """
-    executorch = _executorch()
+    executorch = _executorch_folder()
     link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
-    target = cache_folder() / f"host_plugin-{_key(executorch)}.so"
+    target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
     if not target.exists():
-        _compile(executorch, target, units(), link)
+        _compile(executorch, target, plugin_sources(), link)
     return target
 
 
-def firmware_trial() -> Path:
-    """Path of ``runtime/tools/pools.cpp``, compiled; as ``plugin``, which has the emulator of the NPU.
+def build_firmware_runner() -> Path:
+    """Path of the firmware runner, compiled from ``runtime/tools/pools.cpp`` in the same way as the plugin.
+
+    It links to the plugin, which contains the emulator of the NPU.
 
     Raises:
-        RuntimeUnavailable: as ``plugin``.
+        RuntimeUnavailable: as ``build_plugin``.
     """
-    executorch, emulator = _executorch(), plugin()
+    executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves: nothing refers to their libraries.
+    # Kernels register themselves; no symbol refers to their libraries, so the linker must not drop these.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = cache_folder() / f"firmware_trial-{_key(executorch, _FIRMWARE, link)}"
+    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
     if not target.exists():
         _compile(executorch, target, [SOURCES / unit for unit in _FIRMWARE_UNITS], link)
     return target
 
 
-def units() -> list[Path]:
-    """The sources of the plugin."""
+def plugin_sources() -> list[Path]:
+    """C++ sources of the plugin."""
     return [*(SOURCES / unit for unit in _HOST_UNITS), *sorted((SOURCES / _EMULATOR).glob("*.cpp"))]
 
 
-def _executorch() -> Path:
+def _executorch_folder() -> Path:
     import executorch.runtime
 
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
-    """Changes with everything that the library is made from."""
+def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
+    """Hash of everything that a binary depends on: ExecuTorch, flags and sources."""
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
@@ -102,20 +102,20 @@ def _key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] =
     return digest.hexdigest()[:24]
 
 
-def _compiler() -> list[str]:
-    """The compiler's command line so far: ``CXX`` may have a launcher and flags, as in ``ccache g++``."""
-    given = os.environ.get("CXX", "")
+def _find_compiler() -> list[str]:
+    """Command line of the compiler. ``CXX`` may contain a launcher and flags, as in ``ccache g++``."""
+    variable = os.environ.get("CXX", "")
     try:
-        chosen = shlex.split(given)
+        command_line = shlex.split(variable)
     except ValueError as error:
-        raise RuntimeUnavailable(f"CXX={given} cannot be read as a command: {error}") from error
-    for command in [chosen] if chosen else [["g++"], ["clang++"], ["c++"]]:
-        found = shutil.which(command[0])
-        if found:
-            return [found, *command[1:]]
-    problem = f"CXX='{given}' is not there" if chosen else "there is none"
+        raise RuntimeUnavailable(f"CXX={variable} cannot be read as a command: {error}") from error
+    for command in [command_line] if command_line else [["g++"], ["clang++"], ["c++"]]:
+        path = shutil.which(command[0])
+        if path:
+            return [path, *command[1:]]
+    problem = f"CXX='{variable}' does not exist" if command_line else "none was found"
     raise RuntimeUnavailable(
-        "Running programs on this machine takes a C++17 compiler, to build a small plugin for ExecuTorch's runtime "
+        "Running programs on this machine needs a C++17 compiler, to build a small plugin for ExecuTorch's runtime "
         f"once, and {problem}. Install one (Debian: apt-get install g++), or set CXX. Exporting does not need it."
     )
 
@@ -126,31 +126,31 @@ def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequ
         *("-I", str(SOURCES), "-isystem", str(SOURCES / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
-    command = [*_compiler(), *_FLAGS]
+    command = [*_find_compiler(), *_FLAGS]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Under another name first: another process may build or load it at this moment.
+        # Build under a temporary name and rename: another process may build or load the same file.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            made = Path(folder) / target.name
+            binary = Path(folder) / target.name
             objects = [str(Path(folder) / f"{number}.o") for number in range(len(sources))]
             jobs = [
                 [*command, *_DEFINES, *includes, "-c", str(source), "-o", to]
                 for source, to in zip(sources, objects, strict=True)
             ]
-            # Somebody waits for it: all processors at once.
+            # A user is waiting, so use all processors.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 list(pool.map(_run, jobs))
-            _run([*command, *objects, *link, "-o", str(made)])
-            os.replace(made, target)
+            _run([*command, *objects, *link, "-o", str(binary)])
+            os.replace(binary, target)
     except OSError as error:
         raise RuntimeUnavailable(
             f"The plugin for ExecuTorch's runtime cannot be built in '{target.parent}': {error.strerror or error}. "
-            "Set XDG_CACHE_HOME to a folder that can be written."
+            "Set XDG_CACHE_HOME to a writable folder."
         ) from error
 
 
 def _run(command: list[str]) -> None:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        said = f"{' '.join(command)}\n{result.stderr.strip()}"
-        raise RuntimeUnavailable(f"Compiling the plugin for ExecuTorch's runtime failed:\n{said}")
+        output = f"{' '.join(command)}\n{result.stderr.strip()}"
+        raise RuntimeUnavailable(f"Compiling the plugin for ExecuTorch's runtime failed:\n{output}")

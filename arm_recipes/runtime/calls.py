@@ -1,4 +1,4 @@
-"""Arguments of a call: those that are given by name, what an input takes, samples one after the other."""
+"""Arguments of a method call: bind them to inputs, validate them, and run samples in sequence."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
 
 
-def placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-    """All inputs in order.
+def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """Bind positional and named arguments to the inputs of a method, in order.
 
     Raises:
-        ValueError: a name is that of no input, or of one that is given already; or one is missing between them.
+        ValueError: a name is unknown or given twice, or an input is missing.
     """
     names = [value.name for value in expected.inputs]
     for name in named:
         if name not in names[len(tensors) :]:
-            problem = "is given twice" if name in names else f"is none of its inputs: {', '.join(names)}"
+            problem = "is given twice" if name in names else f"is not an input; the inputs are: {', '.join(names)}"
             raise ValueError(f"'{method}': '{name}' {problem}")
     if not named:
         return tensors
@@ -29,41 +29,41 @@ def placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapp
     return [*tensors, *(named[name] for name in names[len(tensors) :])]
 
 
-def checked_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:
-    """The input as the runtime takes it.
+def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any) -> Any:
+    """Validate an argument and lay it out in the dimension order of the program.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: it is not a tensor of the expected dtype and shape.
     """
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
 
     what = f"input {index} ('{expected.name}')"
-    if isinstance(described, str):  # a number or the like: the runtime checks it
-        return given
-    if not isinstance(given, torch.Tensor):
-        raise ValueError(f"{what} must be a tensor, {expected}; got {type(given).__name__}")
-    dtype = str(given.dtype).removeprefix("torch.")
-    if dtype != described.dtype or not described.takes(tuple(given.shape)):
+    if isinstance(layout, str):  # not a tensor, for example a number: the runtime checks it
+        return value
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{what} must be a tensor, {expected}; got {type(value).__name__}")
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype != layout.dtype or not layout.takes(tuple(value.shape)):
         hint = ""
-        if kind_of(given.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
-            hint = f"; quantize real numbers with inputs[{index}].quantize(...)"
-        raise ValueError(f"{what} must be {expected}; got {dtype}{list(given.shape)}{hint}")
-    # The runtime takes memory as it lies, so it must lie as the program says.
-    order = described.dim_order
-    back = [order.index(axis) for axis in range(len(order))]
-    return given.detach().cpu().permute(order).contiguous().permute(back)
+        if kind_of(value.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
+            hint = f"; quantize floats with inputs[{index}].quantize(...)"
+        raise ValueError(f"{what} must be {expected}; got {dtype}{list(value.shape)}{hint}")
+    # The runtime copies the raw memory, so its layout must be the dimension order of the program.
+    order = layout.dim_order
+    inverse = [order.index(axis) for axis in range(len(order))]
+    return value.detach().cpu().permute(order).contiguous().permute(inverse)
 
 
 def call_batch(run: Callable[..., list[Any]], samples: Iterable[Any]) -> Iterator[list[Any]]:
-    """Call ``run`` for one sample after the other; yields what it returns.
+    """Call ``run`` for each sample and yield its outputs.
 
     Args:
         samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
 
     Raises:
-        ValueError, RunError: as ``run``; the message begins with the number of the sample.
+        ValueError, RunError: as ``run``; the message begins with the index of the sample.
     """
     for index, sample in enumerate(samples):
         named = sample if isinstance(sample, Mapping) else {}

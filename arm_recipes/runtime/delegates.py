@@ -1,4 +1,4 @@
-"""What executes the delegates of a program on this machine, in place of the hardware."""
+"""Delegates on this machine: an emulator or interpreter executes each payload in place of the hardware."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
-from arm_recipes.runtime.ethosu_payload import Find
-from arm_recipes.runtime.payload_parts import whole
+from arm_recipes.runtime.ethosu_payload import NamedDataLookup
+from arm_recipes.runtime.payload_parts import join_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,37 +20,37 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_TRIAL_SECONDS = 600.0
-#: Exit code of a trial that found this machine lacking, not the payload damaged.
-TRIAL_UNAVAILABLE = 3
+_SANDBOX_SECONDS = 600.0
+#: Exit code of a sandbox process if this machine lacks something, as opposed to a damaged payload.
+SANDBOX_UNAVAILABLE = 3
 
 
 class Delegate(Protocol):
-    """A payload that is ready to run."""
+    """A payload that is loaded and ready to run."""
 
     @property
     def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """What ``run`` takes; shapes in memory order. Of an ``EthosUTensor`` only the bytes are known."""
+        """Inputs of ``run``, with shapes in memory order. An ``EthosUTensor`` has no dtype, only a size in bytes."""
 
     @property
     def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """What ``run`` returns."""
+        """Outputs of ``run``."""
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Execute once. The arrays are those of ``inputs``, C-contiguous, and only read.
+        """Execute once. ``arrays`` match ``inputs``, are C-contiguous and are not modified.
 
-        An ``EthosUTensor`` is an array of bytes.
+        An ``EthosUTensor`` is passed as an array of bytes.
         """
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release all resources."""
 
 
 class TosaDelegate:
-    """A TOSA flatbuffer on Arm's reference model.
+    """A TOSA flatbuffer that Arm's reference model executes.
 
     Raises:
-        PayloadError: it is not a TOSA flatbuffer.
+        PayloadError: the payload is not a TOSA flatbuffer.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -66,60 +66,62 @@ class TosaDelegate:
 
         return reference.run(self._payload, arrays)
 
-    def inside(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
-        """What tensors of the graph are in one execution."""
+    def run_intermediates(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
+        """Execute once and return the values of intermediate tensors, by name."""
         from arm_backend_core.tosa import reference
-        from arm_recipes.runtime.tosa_graph import with_outputs
+        from arm_recipes.runtime.tosa_graph import replace_outputs
 
-        return reference.run(with_outputs(self._payload, names), arrays)
+        return reference.run(replace_outputs(self._payload, names), arrays)
 
     def close(self) -> None:
         """See ``Delegate``."""
 
 
-def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
-    return TosaDelegate(bytes(whole(payload, find)))
+def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+    return TosaDelegate(bytes(join_parts(payload, find)))
 
 
-def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
+def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
+def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
     return EthosUDelegate(payload, compile_specs, find)
 
 
-#: Backend id -> what makes a delegate of a payload, its compile specs, and the program's named data.
-BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], Find], Delegate]] = {
+#: Backend id -> factory of a delegate from a payload, its compile specs and the look-up of named data.
+BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
     "TOSABackend": _tosa,
     "VgfBackend": _vgf,
     "EthosUBackend": _ethosu,
 }
-#: Those that a damaged payload can crash, and this process with them: the reference model has a process of its own,
+#: Backends that a damaged payload can crash, and this process with them. The reference model runs in its own process,
 #: and the emulator of Ethos-U checks every access.
-_CRASHES = frozenset({"VgfBackend"})
+_CRASH_PRONE = frozenset({"VgfBackend"})
 
 
-def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: Find = lambda _: None) -> Delegate:
-    """Make a payload ready to run; ``find`` gives the program's named data.
+def create_delegate(
+    backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup = lambda _: None
+) -> Delegate:
+    """Load a payload; ``find`` looks up named data of the program.
 
-    A damaged payload can crash a Vulkan driver, and this process with it. One that has a checksum is checked against
-    it; one that has none is first run in a process of its own.
+    A damaged payload can crash a Vulkan driver, and this process with it. A payload with a checksum is therefore
+    verified; one without a checksum first runs in a sandbox process.
 
     Raises:
         PayloadError: the payload is damaged.
-        RuntimeUnavailable: this machine lacks something that it takes.
+        RuntimeUnavailable: this machine lacks something that the payload needs.
     """
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        if backend in _CRASHES:
-            _try(backend, payload)
+        if backend in _CRASH_PRONE:
+            _run_in_sandbox(backend, payload)
     elif checksum_spec(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
@@ -128,29 +130,31 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], fi
     return BACKENDS[backend](payload, compile_specs, find)
 
 
-def _try(backend: str, payload: bytes) -> None:
-    """Run a payload of unknown origin on zeros in another process.
+def _run_in_sandbox(backend: str, payload: bytes) -> None:
+    """Run a payload without a checksum on zeros, in a separate process.
 
     Raises:
-        PayloadError: it failed there.
-        RuntimeUnavailable: this machine lacks something that it takes.
+        PayloadError: the run failed.
+        RuntimeUnavailable: this machine lacks something that the payload needs.
     """
     from arm_backend_core.workers.worker import child_environment, describe_exit
 
     try:
-        trial = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-P", str(Path(__file__).with_name("sandbox.py")), backend],
             input=payload,
             env=child_environment(),
             capture_output=True,
-            timeout=_TRIAL_SECONDS,
+            timeout=_SANDBOX_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_TRIAL_SECONDS:.0f} s") from None
-    if trial.returncode != 0:
-        said = trial.stderr.decode(errors="replace").strip().splitlines()
-        reason = said[-1] if trial.returncode > 0 and said else f"a trial run {describe_exit(trial.returncode)}"
-        if trial.returncode == TRIAL_UNAVAILABLE:
+        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_SANDBOX_SECONDS:.0f} s") from None
+    if completed.returncode != 0:
+        lines = completed.stderr.decode(errors="replace").strip().splitlines()
+        reason = (
+            lines[-1] if completed.returncode > 0 and lines else f"a trial run {describe_exit(completed.returncode)}"
+        )
+        if completed.returncode == SANDBOX_UNAVAILABLE:
             raise RuntimeUnavailable(reason)
         raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

@@ -1,4 +1,4 @@
-"""What can go wrong when a program is loaded and run on this machine."""
+"""Errors of loading and running a program on this machine."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class Command:
     """A command of an Ethos-U delegate.
 
     Attributes:
-        checksum: of the delegate's payload, as its compile spec has it.
-        offset: byte of its command stream, from the first command on.
-        indexed: whether it is a DMA by indices.
+        checksum: checksum of the delegate's payload, from its compile spec.
+        offset: byte offset from the first command of the stream.
+        indexed: whether it is an indexed DMA.
     """
 
     checksum: bytes
@@ -26,15 +26,15 @@ class RunError(ArmRecipesError):
     """A program cannot be loaded or run here; the message says why and what to do.
 
     Attributes:
-        command: that failed, where one did.
+        command: the NPU command that failed, if known.
     """
 
     command: Command | None = None
 
 
 class RuntimeUnavailable(RunError):
-    """This machine lacks something that running the program takes: a compiler, a driver, a package."""
+    """This machine lacks something that the program needs: a compiler, a driver, a package."""
 
 
 class PayloadError(RunError):
-    """The payload of a delegate is damaged, or not what its backend takes."""
+    """The payload of a delegate is damaged, or its backend does not accept it."""

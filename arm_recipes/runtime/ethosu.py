@@ -1,4 +1,4 @@
-"""Ethos-U programs on this machine: the command stream itself, by the emulator in the host plugin."""
+"""Ethos-U delegates on this machine: the emulator in the host plugin executes their command stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
-from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, Find, read_parts, with_fast_scratch
+from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, NamedDataLookup, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Scratch and fast scratch are counted in 32 bits: a stream cannot reach further into them.
-_MOST_BYTES = 2**32
+#: Offsets into scratch and fast scratch have 32 bits.
+_MAX_BYTES = 2**32
 
 
 @dataclass(frozen=True)
 class EthosUOperation:
-    """An operation of a command stream that has run, and what it wrote.
+    """An operation of a command stream that has run, with its result.
 
     Attributes:
         command: for example ``NPU_OP_CONV``.
-        offset: byte of the stream, counted from its header; the emulator's errors name it too.
-        indexed: whether it is a DMA by indices.
-        region: of the memory that it writes; -1 where the result stays in the NPU, 8 for the NPU's tables.
-        address: of the result's first element in the region.
-        integers: what it wrote, as rows, columns and channels; bytes for a DMA. Empty if it wrote nothing: its sums
-            stay in the NPU for the next operation.
+        offset: byte offset of the command from the start of the stream's header, as in the emulator's errors.
+        indexed: whether it is an indexed DMA (gather or scatter).
+        region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
+        address: offset of the result's first element in the region.
+        integers: the result as (rows, columns, channels); bytes for a DMA. Empty if the operation wrote nothing because
+            its accumulators stay in the NPU for the next operation.
     """
 
     command: str
@@ -48,10 +48,10 @@ class EthosUOperation:
 
 @dataclass(frozen=True)
 class EthosULayer:
-    """What the operations of a layer did in one execution, as ``EthosUFigures``.
+    """Statistics of a layer's operations in one execution; fields as in ``EthosUFigures``.
 
     Attributes:
-        origin: the layer's names, and Vela's estimate. Where nothing is known, all operations are one layer.
+        origin: names of the layer, and Vela's estimate. Operations of unknown origin form one layer.
     """
 
     origin: Origin
@@ -63,17 +63,20 @@ class EthosULayer:
 
     @property
     def bytes_moved(self) -> int:
-        """Read and written, in all memories."""
+        """Bytes read and written, in all regions."""
         return sum(self.bytes_read) + sum(self.bytes_written)
 
 
 @dataclass(frozen=True)
 class EthosUFigures:
-    """What one execution did, measured. Lists have a number for each region; an operation reads each byte once.
+    """Statistics of one execution, measured by the emulator. Tuples have one entry for each region.
+
+    An operation counts each byte of an operand once.
 
     Attributes:
-        peak: the byte after the last one that is read or written; ``touched``: how many different ones are.
-        layers: the same by layer, in the order in which they run.
+        peak: one past the last byte that is read or written.
+        touched: number of distinct bytes that are read or written.
+        layers: the same statistics by layer, in execution order.
     """
 
     operations: int
@@ -87,22 +90,23 @@ class EthosUFigures:
 
 
 class EthosUDelegate:
-    """A command stream with the memory that a device would give it.
+    """A command stream with the memory that a device would provide.
 
     Args:
-        payload: ExecuTorch's container of a compiled program.
-        compile_specs: of the delegate; may tell the size of fast scratch. Otherwise it is what the stream touches.
-        find: gives the program's named data, where methods share weights.
+        payload: payload of ``EthosUBackend``.
+        compile_specs: compile specs of the delegate; they may state the size of fast scratch. The default is the part
+            that the stream accesses.
+        find: looks up named data of the program, for external weights.
 
     Attributes:
-        header_bytes: of the command stream, before its first command.
+        header_bytes: size of the command stream's header.
 
     Raises:
-        PayloadError: it is damaged, or the emulator does not execute it.
+        PayloadError: the payload is damaged, or the emulator does not support it.
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
-    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: Find | None = None) -> None:
+    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup | None = None) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
         parts = read_parts(payload, find)
@@ -110,12 +114,13 @@ class EthosUDelegate:
         self._load(replace(parts, payload=described), compile_specs.get(CHECKSUM_KEY))
 
     @classmethod
-    def of_parts(
+    def from_parts(
         cls, parts: EthosUParts, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
     ) -> EthosUDelegate:
-        """One whose parts are not in a container of ExecuTorch's.
+        """Create a delegate from parts that are not in a payload of ExecuTorch.
 
         Args:
+            parts: command stream, weights and description.
             one_arena: scratch and fast scratch are the same memory.
             variables: tensors that have a value before the first run.
 
@@ -140,9 +145,9 @@ class EthosUDelegate:
         self.outputs: Sequence[EthosUTensor] = described.outputs
         unplaced = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
         if unplaced:
-            raise PayloadError(f"{self._name}: nothing computes output {unplaced[0]}: it has no place in memory")
-        told = described.fast_scratch_bytes
-        fast_scratch = _MOST_BYTES if told is None else min(told, _MOST_BYTES)
+            raise PayloadError(f"{self._name}: nothing computes output {unplaced[0]}: it has no address in memory")
+        stated = described.fast_scratch_bytes
+        fast_scratch = _MAX_BYTES if stated is None else min(stated, _MAX_BYTES)
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
             self._stream = Stream(
@@ -150,12 +155,12 @@ class EthosUDelegate:
                 bytes(parts.commands),
                 parts.weights,
                 *memory,
-                shared=parts.named,
+                shared=parts.has_external_weights,
                 one_arena=one_arena,
                 variables=variables,
             )
         except StreamError as error:
-            what = "is damaged, or does what the emulator does not know"
+            what = "is damaged, or uses a feature that the emulator does not support"
             raise self._failure(PayloadError, what, error) from None
 
     @property
@@ -163,8 +168,8 @@ class EthosUDelegate:
         return f"a program for Ethos-U{self._described.product}-{self._described.macs}"
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``. Takes and returns bytes: what they stand for is in the program around it."""
-        with self._named():
+        """See ``Delegate``. Inputs and outputs are bytes: only the program around the delegate has their dtypes."""
+        with self._translate_errors():
             return self._stream.run(arrays)
 
     def fill(self, tensor: EthosUTensor, value: int) -> None:
@@ -172,20 +177,24 @@ class EthosUDelegate:
         self._stream.fill(tensor, value)
 
     def watched(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
-        """Execute once with all accesses watched; so are later executions.
+        """Execute once with the access checker, which stays on for later executions.
 
         Args:
-            record: what the export tells of the delegate, for the names of layers.
+            arrays: bytes of the inputs.
+            record: the export's record of the delegate, for the names of layers.
 
         Raises:
-            RunError: a byte is read, or is a result, that nothing has written; or nothing makes an operation wait for
-                another one whose accesses must come before its own. The message names command, offset and byte.
-                Or scratch and fast scratch are the same memory, and the stream uses both.
+            RunError: the stream reads or returns a byte that nothing has written, or an operation does not wait for
+                another one whose accesses must precede its own; the message names command, offset and byte. Also if
+                scratch and fast scratch are the same memory and the stream uses both.
         """
         if self._stream.is_aliased:
-            raise RunError(f"{self._name} uses regions 1 and 2, which are the same memory: it cannot be watched")
-        with self._named():
-            self._stream.watch(FINDINGS)
+            raise RunError(
+                f"{self._name} uses regions 1 and 2, which are the same memory: "
+                "the access checker does not support that"
+            )
+        with self._translate_errors():
+            self._stream.enable_access_checks(FINDINGS)
             self._stream.run(arrays)
         figures = self._stream.figures()
         lists = (figures.bytes_read, figures.bytes_written, figures.peak, figures.touched)
@@ -196,7 +205,7 @@ class EthosUDelegate:
     def _layers(self, origins: Origins) -> tuple[EthosULayer, ...]:
         layers: dict[Origin, list[Operation]] = {}
         for operation in self._stream.operations():
-            origin = origins.of(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
+            origin = origins.find(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
             layers.setdefault(origin, []).append(operation)
         return tuple(
             EthosULayer(
@@ -212,15 +221,15 @@ class EthosUDelegate:
 
     def trace(self, arrays: Sequence[Array]) -> list[EthosUOperation]:
         """Execute once, operation by operation."""
-        with self._named():
+        with self._translate_errors():
             return [
                 EthosUOperation(done.name.decode(), done.offset, bool(done.indexed), done.region, done.address, result)
                 for done, result in self._stream.trace(arrays)
             ]
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors of the stream as those of a run."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise errors of the stream as ``RunError``."""
         try:
             yield
         except StreamError as error:

@@ -1,4 +1,4 @@
-"""What ``runtime/emulator/emulator_abi.h`` declares, for ctypes."""
+"""ctypes bindings of the emulator: the declarations of ``runtime/emulator/emulator_abi.h``."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import ctypes
 from arm_recipes.runtime.lazy import once
 
 REGIONS = 8
-#: Findings of the watch, as bits: bytes that are read though nothing has written them, accesses in no order.
+#: Findings of the access checker, as bits: reads of unwritten bytes, and accesses without a required order.
 UNWRITTEN, HAZARD = 1, 2
 FINDINGS = UNWRITTEN | HAZARD
 
 
 class Message(ctypes.Structure):
-    """What is wrong, and the byte of the stream with the command that it is about; 0 if it is about none."""
+    """An error message, and the offset of the command that it concerns; 0 if it concerns none."""
 
     _fields_ = (("offset", ctypes.c_uint64), ("text", ctypes.c_char * 512))
 
 
 class Span(ctypes.Structure):
-    """Bytes of a region."""
+    """A range of bytes in a region."""
 
     _fields_ = (("region", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("size", ctypes.c_uint64))
 
 
 class Figures(ctypes.Structure):
-    """What one execution did; lists have a number for each region."""
+    """Statistics of one execution; arrays have one entry for each region."""
 
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("operations", "commands", "macs", "unwritten", "hazards")),
@@ -34,7 +34,7 @@ class Figures(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """An operation of the stream, what it did in the last execution that was watched, and the tensor it writes."""
+    """An operation of the stream: its statistics in the last checked execution, and the tensor that it writes."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -46,8 +46,8 @@ class Operation(ctypes.Structure):
     )
 
 
-def declared(library: ctypes.CDLL) -> ctypes.CDLL:
-    """A library with the functions, which from now on take what they are declared with."""
+def declare_functions(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Declare argument and result types of the emulator's functions in ``library``, and return it."""
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
     for name, arguments, result in (
         ("load", (ctypes.c_char_p, size, pointer, pointer, pointer), pointer),
@@ -67,11 +67,11 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
 
 @once
 def emulator() -> ctypes.CDLL:
-    """The plugin, which has the functions.
+    """Load the emulator, which is part of the host plugin.
 
     Raises:
-        RuntimeUnavailable: it cannot be built or loaded.
+        RuntimeUnavailable: the plugin cannot be built or loaded.
     """
-    from arm_recipes.runtime.host_library import library
+    from arm_recipes.runtime.host_library import load_plugin
 
-    return declared(library())
+    return declare_functions(load_plugin())

@@ -1,4 +1,7 @@
-"""What the commands of an Ethos-U command stream were compiled from, as the export's record tells."""
+"""Debug information of Ethos-U command streams: the TOSA operator, layer and source line of each command.
+
+It comes from the export's record of the delegate, which holds Vela's layers with the commands that each one ends with.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a command was compiled from; empty where not known. Vela joins operators: the names are of the first one.
+    """Origin of a command; fields are empty if unknown. If Vela fused operators, the names are those of the first.
 
     Attributes:
         operator: the TOSA operator.
-        layer: its tensor in Vela's report.
-        module: submodule of the user's model, as ``named_modules()`` has it.
-        source: line of the user's model.
-        estimate: what Vela expects of it.
+        layer: the operator's tensor in Vela's report.
+        module: submodule of the user's model, as in ``named_modules()``.
+        source: source line of the user's model.
+        estimate: Vela's estimate of the layer.
     """
 
     operator: str = ""
@@ -38,64 +41,64 @@ class Origin:
         return ", ".join(filter(None, (f"layer {self.module}" if self.module else self.layer, self.source)))
 
 
-#: Vela's operations that are DMAs by indices. It tells of no command for them: theirs come before the next layer's.
+#: Vela's operations that become indexed DMAs. Vela reports no command for them; they precede the next layer's commands.
 _INDEXED = ("Gather", "Scatter")
 
 
 class Origins:
-    """Of all commands of a delegate: Vela tells with which command each of its layers ends.
+    """Origins of all commands of a delegate, found from the last command of each of Vela's layers.
 
     Args:
-        record: what the export tells of the delegate; without it, or of another backend's, nothing is known.
+        record: the export's record of the delegate. Without it, or for another backend, all origins are empty.
     """
 
     def __init__(self, record: Delegate | None) -> None:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
-        places = [operator.place for operator in operators]
-        known = [_origin(record, layer, places) for layer in layers if record is not None]
+        indices = [operator.index for operator in operators]
+        known = [_origin(record, layer, indices) for layer in layers if record is not None]
         ends = [(end, origin) for layer, origin in zip(layers, known, strict=True) for end in layer.commands]
         self._ends = sorted(ends, key=lambda end: end[0])
-        #: By the end of the layer that follows, the first one of those with indices.
+        #: Origin of the first indexed DMA before a layer, by the end of that layer; None: after the last layer.
         self._indexed: dict[int | None, Origin] = {}
-        waiting: Origin | None = None
+        pending: Origin | None = None
         for layer, origin in zip(layers, known, strict=True):
             if not layer.commands and layer.npu_operator in _INDEXED:
-                waiting = waiting or origin
-            elif layer.commands and waiting is not None:
-                self._indexed[min(layer.commands)], waiting = waiting, None
-        if waiting is not None:
-            self._indexed[None] = waiting
+                pending = pending or origin
+            elif layer.commands and pending is not None:
+                self._indexed[min(layer.commands)], pending = pending, None
+        if pending is not None:
+            self._indexed[None] = pending
 
-    def of(self, offset: int, *, indexed: bool = False) -> Origin:
-        """Of the command at a byte from the first command on; ``indexed``: it is a DMA by indices."""
-        found = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
-        end, origin = self._ends[found] if found < len(self._ends) else (None, Origin())
+    def find(self, offset: int, *, indexed: bool = False) -> Origin:
+        """Origin of the command at ``offset`` bytes from the first command; ``indexed``: it is an indexed DMA."""
+        position = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
+        end, origin = self._ends[position] if position < len(self._ends) else (None, Origin())
         return self._indexed.get(end, origin) if indexed else origin
 
 
 def main_origin(record: Delegate, number: int) -> TosaOrigin:
-    """Where most of the work of a TOSA operator comes from."""
+    """Origin that accounts for most of the work of a TOSA operator."""
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
-def _origin(record: Delegate, layer: Layer, places: Sequence[int]) -> Origin:
-    """``places``: of the operators of the record, as Vela counts them."""
-    if layer.index not in places:
+def _origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
+    """Origin of a layer; ``indices``: indices of the record's operators, as Vela counts them."""
+    if layer.index not in indices:
         return Origin(layer.operator, layer.tensor, estimate=layer)
-    number = places.index(layer.index)
+    number = indices.index(layer.index)
     origin = main_origin(record, number)
     return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 
-def named(error: RunError, records: Mapping[bytes, Delegate]) -> str:
-    """What an error says, with layer and source line of the command that it is about.
+def describe_with_origin(error: RunError, records: Mapping[bytes, Delegate]) -> str:
+    """Message of an error, extended by layer and source line of the command that failed.
 
     Args:
-        records: what the export tells of delegates, by checksum.
+        records: the export's records of delegates, by payload checksum.
     """
     command = error.command
     if command is None:
         return str(error)
-    origin = str(Origins(records.get(command.checksum)).of(command.offset, indexed=command.indexed))
+    origin = str(Origins(records.get(command.checksum)).find(command.offset, indexed=command.indexed))
     return f"{error} ({origin})" if origin else str(error)

@@ -1,4 +1,8 @@
-"""Reads Ethos-U payloads as strictly as ``runtime/payload/ethosu_payload.cpp``, which devices run, in its words."""
+"""Parser of Ethos-U payloads.
+
+It validates as strictly as ``runtime/payload/ethosu_payload.cpp``, the parser on the device, and words its errors
+alike. A test compares both.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,22 @@ from typing import Final
 
 from arm_recipes.runtime.errors import PayloadError
 
-#: Looks named data of a program up; None where there is none.
-Find = Callable[[str], bytes | memoryview | None]
+#: Looks up named data of a program by its key; returns None if there is none.
+NamedDataLookup = Callable[[str], bytes | memoryview | None]
 _HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
 _INPUTS, _OUTPUTS, _FOOTER = "inputs", "outputs", "vela_end_stream"
 _NAMES: Final = (_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH, _INPUTS, _OUTPUTS, _FOOTER)
-_NAMED: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
-#: Bytes of a block's header, and where in it the length and the flag for data that is elsewhere are.
-_BLOCK, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
+_NAME_BY_BYTES: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
+#: Size of a block's header in bytes, and the offsets of its length field and of its external-data flag.
+_BLOCK_HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 _ALIGNMENT = 16
-#: An input or output: shape (6), element size, offset, region.
+#: An input or output: shape (6 dimensions), element size, offset, region; nine int32.
 _TENSOR: Final = struct.Struct("<9i")
-_RANK, _MOST_TENSORS, _MOST_BYTES = 6, 1024, 2**32 - 1
+_RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 _PRODUCTS: Final = (55, 65, 85)
-#: Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
+#: Length of the key of external data; ExecuTorch's own EthosUBackend accepts no other length.
 NAME_LENGTH: Final = 64
-#: Regions of base addresses. Inputs and outputs have their own only in COP2 streams that say so.
+#: Regions: numbers of base addresses. Only COP2 streams with separate I/O have regions for inputs and outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 
 
@@ -34,9 +38,9 @@ class EthosUTensor:
     """Where the command stream reads or writes a tensor.
 
     Attributes:
-        shape: six dimensions. Vela joins and splits dimensions, so only their product is the program's.
+        shape: six dimensions. Vela merges and splits dimensions, so only their product matches the program.
         element_size: bytes of an element.
-        offset: bytes into the region; -1 if the tensor has no place.
+        offset: bytes from the start of the region; -1 if the tensor is not placed.
         region: number of the base address.
     """
 
@@ -52,7 +56,7 @@ class EthosUTensor:
 
     def __str__(self) -> str:
         first = next((index for index, count in enumerate(self.shape) if count != 1), len(self.shape) - 1)
-        where = f"byte {self.offset:,} of region {self.region}" if self.offset >= 0 else "no place"
+        where = f"byte {self.offset:,} of region {self.region}" if self.offset >= 0 else "not placed"
         return f"[{', '.join(map(str, self.shape[first:]))}] x {self.element_size} B, {where}"
 
 
@@ -63,9 +67,9 @@ class EthosUPayload:
     Attributes:
         product: 55, 65 or 85.
         macs: multiply-accumulates a cycle.
-        stream: what the driver is given: ``COP1``, or ``COP2`` for Direct Drive.
-        scratch_bytes: memory that the backend must provide while it runs.
-        fast_scratch_bytes: the same, in fast memory; None where neither stream nor compile spec tell.
+        stream: format of the command stream: ``COP1``, or ``COP2`` for Direct Drive.
+        scratch_bytes: scratch memory that the backend must provide during a run.
+        fast_scratch_bytes: the same in fast memory; None if neither the stream nor a compile spec states it.
     """
 
     product: int
@@ -81,51 +85,54 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """What a driver is given, in the payload's own memory, and what it is.
+    """A payload's command stream and weights, which the driver receives, as views of the payload.
 
     Attributes:
-        commands: the command stream, of which ``header_bytes`` come before the first command.
-        weights: none where they are named data of the program that are not looked up.
-        named: whether they are such data, which others may read too.
+        payload: description of the payload.
+        commands: the command stream.
+        header_bytes: size of the stream's header, which comes before the first command.
+        weights: empty if they are named data of the program that were not looked up.
+        has_external_weights: whether the weights are named data, which other delegates may share.
     """
 
     payload: EthosUPayload
     commands: memoryview
     header_bytes: int
     weights: memoryview
-    named: bool
+    has_external_weights: bool
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
-    """Describe a payload.
+    """Parse and describe a payload.
 
     Raises:
-        PayloadError: it is truncated or damaged; the message says where.
+        PayloadError: the payload is truncated or damaged; the message says where.
     """
     return read_parts(data).payload
 
 
-def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUParts:
-    """Read and validate a payload.
+def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) -> EthosUParts:
+    """Parse and validate a payload.
 
     Args:
-        find: gives the program's named data, among which weights may be.
+        data: the payload.
+        find: looks up named data of the program, for external weights.
 
     Raises:
-        PayloadError: it is truncated or damaged, the message says where; or its weights are not found.
+        PayloadError: the payload is truncated or damaged (the message says where), or its weights are missing.
     """
     if len(data) == 0:
-        raise _damaged(_HEADER, 0, "the payload is empty")
-    blocks = _blocks(memoryview(data))
+        raise _damage_error(_HEADER, 0, "the payload is empty")
+    blocks = _read_blocks(memoryview(data))
     for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
         blocks[name].check_length(length)
     commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
     weights = blocks[_WEIGHTS].data
     if blocks[_WEIGHTS].external:
-        weights = memoryview(b"" if find is None else found(bytes(weights).decode(), find))
-    stream = _stream(commands)
-    inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
-    outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
+        weights = memoryview(b"" if find is None else look_up_weights(bytes(weights).decode(), find))
+    stream = _read_stream_header(commands)
+    inputs = _read_tensors(blocks[_INPUTS], INPUT, scratch, stream)
+    outputs = _read_tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
     described = EthosUPayload(
         product=stream.product,
         macs=stream.macs,
@@ -140,11 +147,11 @@ def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUPart
     return EthosUParts(described, commands.data, stream.header_bytes, weights, blocks[_WEIGHTS].external)
 
 
-def found(name: str, find: Find) -> bytes | memoryview:
-    """Weights that are named data.
+def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
+    """Look up external weights in the program's named data.
 
     Raises:
-        PayloadError: they are not there.
+        PayloadError: there is no named data with this key.
     """
     data = find(name)
     if data is None:
@@ -155,35 +162,35 @@ def found(name: str, find: Find) -> bytes | memoryview:
     return data
 
 
-def inlined(data: bytes | memoryview, find: Find) -> bytes | memoryview:
-    """A payload with its weights inside, if they are named data; else as it is, also where it is damaged."""
+def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
+    """Inline external weights into a payload; other payloads, damaged ones too, are returned unchanged."""
     try:
-        blocks = _blocks(memoryview(data)) if len(data) else {}
+        blocks = _read_blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
-        return data  # who reads it will say so
+        return data  # the parser reports the damage
     weights = blocks.get(_WEIGHTS)
     if weights is None or not weights.external:
         return data
     from arm_backend_core.backends.payload import block_stream
 
-    inside = {name: bytes(block.data) for name, block in blocks.items()}
-    inside[_WEIGHTS] = bytes(found(inside[_WEIGHTS].decode(), find))
-    return block_stream(list(inside.items()))
+    contents = {name: bytes(block.data) for name, block in blocks.items()}
+    contents[_WEIGHTS] = bytes(look_up_weights(contents[_WEIGHTS].decode(), find))
+    return block_stream(list(contents.items()))
 
 
-def with_weights_outside(data: bytes, commands: bytes, name: str) -> bytes:
-    """The payload with other commands, and the name of its weights in place of these."""
+def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
+    """Replace the commands of a payload, and its weights by the key ``name`` of external weights."""
     from arm_backend_core.backends.payload import block_stream
 
-    blocks = {block: bytes(found.data) for block, found in _blocks(memoryview(data)).items()}
+    blocks = {key: bytes(block.data) for key, block in _read_blocks(memoryview(data)).items()}
     return block_stream(list((blocks | {_COMMANDS: commands, _WEIGHTS: name.encode()}).items()), external=(_WEIGHTS,))
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
-    """The payload with the size of fast scratch that its compile specs tell, if they do.
+    """The payload with the fast scratch size of its compile specs, if they state one.
 
     Raises:
-        PayloadError: they tell it in another form.
+        PayloadError: the compile spec is malformed.
     """
     from arm_backend_core.backends.payload import FAST_SCRATCH_KEY
 
@@ -195,13 +202,13 @@ def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]
     return replace(payload, fast_scratch_bytes=int.from_bytes(value, "little"))
 
 
-def _damaged(block: str, offset: int, reason: str) -> PayloadError:
+def _damage_error(block: str, offset: int, reason: str) -> PayloadError:
     return PayloadError(f"block '{block}' at byte {offset}: {reason}")
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A block's data, or the name of data outside, and where in the payload it begins."""
+    """A block: its data, or the key of external data, and the offset of its data in the payload."""
 
     name: str
     data: memoryview
@@ -217,63 +224,65 @@ class _Block:
         return value
 
     def damaged(self, at: int, reason: str) -> PayloadError:
-        return _damaged(self.name, self.offset + at, reason)
+        return _damage_error(self.name, self.offset + at, reason)
 
     def check_length(self, length: int) -> None:
         if self.size != length:
-            raise self.damaged(_LENGTH_AT - _BLOCK, f"its length is {self.size} bytes, not {length}")
+            raise self.damaged(_LENGTH_AT - _BLOCK_HEADER_BYTES, f"its length is {self.size} bytes, not {length}")
 
 
-def _blocks(data: memoryview) -> dict[str, _Block]:
-    """The blocks by name: names, headers and lengths are checked, not what is in them."""
+def _read_blocks(data: memoryview) -> dict[str, _Block]:
+    """Split a payload into blocks, by name. Validates names, headers and lengths, but not the content."""
     blocks: dict[str, _Block] = {}
     at, last = 0, _HEADER
     while at < len(data):
-        block, at = _block(data, at, last, blocks)
+        block, at = _read_block(data, at, last, blocks)
         blocks[block.name] = block
         last = block.name
         if last == _FOOTER and at < len(data):
-            raise _damaged(last, at, f"{len(data) - at} bytes follow the last block")
+            raise _damage_error(last, at, f"{len(data) - at} bytes follow the last block")
     for name in _NAMES:
         if name not in blocks:
-            raise _damaged(name, len(data), "the payload ends without this block")
+            raise _damage_error(name, len(data), "the payload ends without this block")
     return blocks
 
 
-def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
-    """The block at ``start``, behind that of the name ``last``, and where the next one begins."""
-    left = len(data) - start
-    if left < _BLOCK:
-        tail = f"{left} follow this one" if start else f"the payload {left}"
-        raise _damaged(last, start, f"the header of a block has {_BLOCK} bytes, {tail}")
-    name = _NAMED.get(bytes(data[start : start + 16]))
+def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
+    """Read the block at ``start``, which follows the block ``last``; also returns the offset of the next block."""
+    remaining = len(data) - start
+    if remaining < _BLOCK_HEADER_BYTES:
+        tail = f"{remaining} follow this one" if start else f"the payload {remaining}"
+        raise _damage_error(last, start, f"the header of a block has {_BLOCK_HEADER_BYTES} bytes, {tail}")
+    name = _NAME_BY_BYTES.get(bytes(data[start : start + 16]))
     if start == 0 and name != _HEADER:
         reason = "the bytes do not start with this block: not a program compiled for an Ethos-U"
-        raise _damaged(_HEADER, 0, reason)
+        raise _damage_error(_HEADER, 0, reason)
     if name is None:
-        raise _damaged(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
+        raise _damage_error(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
     if name in known:
-        raise _damaged(name, start, "the block occurs twice")
-    header = data[start : start + _BLOCK]
+        raise _damage_error(name, start, "the block occurs twice")
+    header = data[start : start + _BLOCK_HEADER_BYTES]
     external = header[_EXTERNAL_AT] == 1
     if external and name != _WEIGHTS:
         reason = "its data is kept outside the payload, which is not supported: export it inline"
-        raise _damaged(name, start + _EXTERNAL_AT, reason)
-    for at in range(_EXTERNAL_AT + external, _BLOCK):
+        raise _damage_error(name, start + _EXTERNAL_AT, reason)
+    for at in range(_EXTERNAL_AT + external, _BLOCK_HEADER_BYTES):
         if header[at] != 0:
-            raise _damaged(name, start + at, f"reserved byte is {header[at]}, not 0")
+            raise _damage_error(name, start + at, f"reserved byte is {header[at]}, not 0")
     length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
-    left -= _BLOCK
-    if length > left:
-        reason = f"its length is {length} bytes, {left} are left in the payload"
-        raise _damaged(name, start + _LENGTH_AT, reason)
-    first, padding = start + _BLOCK, -length % _ALIGNMENT
-    if padding > left - length:
-        raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
+    remaining -= _BLOCK_HEADER_BYTES
+    if length > remaining:
+        reason = f"its length is {length} bytes, {remaining} are left in the payload"
+        raise _damage_error(name, start + _LENGTH_AT, reason)
+    first, padding = start + _BLOCK_HEADER_BYTES, -length % _ALIGNMENT
+    if padding > remaining - length:
+        raise _damage_error(
+            name, first + length, f"{padding} bytes of padding, {remaining - length} are left in the payload"
+        )
     if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
         wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
         reason = f"{wrong}: export the program again"
-        raise _damaged(name, start + _EXTERNAL_AT, reason)
+        raise _damage_error(name, start + _EXTERNAL_AT, reason)
     return _Block(name, data[first : first + length], first, external), first + length + padding
 
 
@@ -283,8 +292,10 @@ class StreamHeader:
 
     Attributes:
         kind: ``COP1`` or ``COP2``.
-        product: 55, 65 or 85; ``macs``: multiply-accumulates a cycle.
-        fast_scratch: bytes that the stream takes; None where the header does not tell.
+        header_bytes: size of the header.
+        product: 55, 65 or 85.
+        macs: multiply-accumulates a cycle.
+        fast_scratch: bytes of fast scratch that the stream uses; None if the header does not state it (COP1).
         separate_io: whether inputs and outputs have regions of their own.
     """
 
@@ -300,22 +311,22 @@ def read_header(commands: memoryview) -> StreamHeader:
     """Read the header of a command stream.
 
     Raises:
-        PayloadError: it is truncated or damaged; the message says where.
+        PayloadError: the header is truncated or damaged; the message says where.
     """
-    return _stream(_Block("command stream", commands, 0))
+    return _read_stream_header(_Block("command stream", commands, 0))
 
 
-def _stream(block: _Block) -> StreamHeader:
+def _read_stream_header(block: _Block) -> StreamHeader:
     if block.size == 0:
         raise block.damaged(0, "the command stream is empty")
-    reader = {b"COP1": _cop1, b"COP2": _cop2}.get(bytes(block.data[:4]))
+    reader = {b"COP1": _read_cop1_header, b"COP2": _read_cop2_header}.get(bytes(block.data[:4]))
     if reader is None:
         raise block.damaged(0, "it starts neither with COP1 nor with COP2")
     return reader(block)
 
 
-def _configuration(block: _Block, at: int) -> tuple[int, int]:
-    """Product and multiply-accumulates, from the word that the NPU's own CONFIG register is compared with."""
+def _read_configuration(block: _Block, at: int) -> tuple[int, int]:
+    """Product and MACs a cycle, from the word that the driver compares with the NPU's CONFIG register."""
     word = block.number(at)
     product, log2_macs = word >> 28, word & 0xF
     if product >= len(_PRODUCTS):
@@ -326,28 +337,30 @@ def _configuration(block: _Block, at: int) -> tuple[int, int]:
     return _PRODUCTS[product], 1 << log2_macs
 
 
-def _cop1(block: _Block) -> StreamHeader:
-    """The magic, then records: a tag word, whose lowest byte is the kind; the rest is the length of commands in words.
+def _read_cop1_header(block: _Block) -> StreamHeader:
+    """Read a COP1 header: the magic, then records that each begin with a tag word.
 
-    The length's high part is in bits 8 to 15, the low part in bits 16 to 31.
+    Bits 0 to 7 of the tag are the kind of the record. For commands, the other bits are the length in words: its high
+        part
+    is in bits 8 to 15, its low part in bits 16 to 31.
     """
     at, configured = 4, None
     while block.size - at >= 4:
-        tag, left = block.number(at), block.size - at
+        tag, remaining = block.number(at), block.size - at
         kind = tag & 0xFF
         if kind == 5:
             at += 4
         elif kind == 1:
-            if left < 12:
+            if remaining < 12:
                 raise block.damaged(at, "its configuration is cut off")
-            configured = _configuration(block, at + 4)
+            configured = _read_configuration(block, at + 4)
             at += 12
         elif kind == 2:
             size = 4 * ((tag >> 8 & 0xFF) << 16 | tag >> 16)
             if configured is None:
                 raise block.damaged(at, "commands without a configuration before them")
-            if size == 0 or left - 4 != size:
-                raise block.damaged(at, f"it announces {size} bytes of commands and has {left - 4}")
+            if size == 0 or remaining - 4 != size:
+                raise block.damaged(at, f"it announces {size} bytes of commands and has {remaining - 4}")
             if (at + 4) % _ALIGNMENT != 0:
                 raise block.damaged(at, "the commands do not start at a multiple of 16 bytes")
             return StreamHeader("COP1", at + 4, *configured)
@@ -356,8 +369,11 @@ def _cop1(block: _Block) -> StreamHeader:
     raise block.damaged(at, "it ends without commands")
 
 
-def _cop2(block: _Block) -> StreamHeader:
-    """Fields at fixed bytes, as ``ethosu_payload.cpp`` lists them. Minor versions only add to the metadata."""
+def _read_cop2_header(block: _Block) -> StreamHeader:
+    """Read a COP2 header: fields at fixed offsets, as in ``ethosu_payload.cpp``.
+
+    Minor versions only append metadata.
+    """
     fixed, metadata_at = 60, 28
     if block.size < fixed:
         raise block.damaged(0, f"the header of a COP2 stream has {fixed} bytes, it has {block.size}")
@@ -373,36 +389,36 @@ def _cop2(block: _Block) -> StreamHeader:
         raise block.damaged(metadata_at, "its metadata is not of the known kind")
     if (version := block.number(32, "<H")) != 1:
         raise block.damaged(32, f"the major version of its metadata is {version}, not 1")
-    metadata, left = block.number(24), block.size - metadata_at
-    if metadata == left:
+    metadata, remaining = block.number(24), block.size - metadata_at
+    if metadata == remaining:
         raise block.damaged(block.size, "it ends without commands")
     ends = metadata_at + metadata
-    if metadata < fixed - metadata_at or metadata > left or ends % _ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
+    if metadata < fixed - metadata_at or metadata > remaining or ends % _ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
         reason = f"{metadata} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
         raise block.damaged(24, reason)
     if (addressing := block.number(48)) not in (1, 2):
         raise block.damaged(48, f"unknown addressing {addressing}")
-    return StreamHeader("COP2", ends, *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+    return StreamHeader("COP2", ends, *_read_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
 
 
-def _tensors(block: _Block, own_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
+def _read_tensors(block: _Block, io_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
     if block.size < 4:
         raise block.damaged(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
-    if count > _MOST_TENSORS or block.size != 4 + _TENSOR.size * count:
-        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MOST_TENSORS})"
+    if count > _MAX_TENSORS or block.size != 4 + _TENSOR.size * count:
+        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
         raise block.damaged(0, reason)
     tensors: list[EthosUTensor] = []
     for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
         tensor = EthosUTensor(tuple(shape), size, offset, region)
-        _check_tensor(block, index, tensor, own_region, scratch, stream)
+        _check_tensor(block, index, tensor, io_region, scratch, stream)
         tensors.append(tensor)
-    _check_overlaps(block, tensors, may_repeat=own_region == OUTPUT)
+    _check_overlaps(block, tensors, may_repeat=io_region == OUTPUT)
     return tuple(tensors)
 
 
 def _check_tensor(
-    block: _Block, index: int, tensor: EthosUTensor, own_region: int, scratch: int, stream: StreamHeader
+    block: _Block, index: int, tensor: EthosUTensor, io_region: int, scratch: int, stream: StreamHeader
 ) -> None:
     at = 4 + _TENSOR.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
@@ -413,11 +429,11 @@ def _check_tensor(
         if extent <= 0:
             raise block.damaged(at + 4 * dimension, f"dimension {dimension} of tensor {index} is {extent}")
         nbytes *= extent
-        if nbytes > _MOST_BYTES:
+        if nbytes > _MAX_BYTES:
             raise block.damaged(at, f"tensor {index} is larger than 4 GiB")
-    own = tensor.region == own_region
+    own = tensor.region == io_region
     if not own and tensor.region != SCRATCH:
-        reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {own_region}"
+        reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {io_region}"
         raise block.damaged(region_at, reason)
     if own and not stream.separate_io:
         reason = f"tensor {index} is in region {tensor.region}, which its commands do not address"
@@ -430,9 +446,10 @@ def _check_tensor(
 
 
 def _check_overlaps(block: _Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
-    """Vela gives an input's memory to an output where it can, so only tensors of one side are compared.
+    """Raise if tensors of one side overlap.
 
-    A tensor that is returned twice is an output twice, in one place.
+    Vela may reuse the memory of an input for an output, so inputs and outputs are not compared with each other. A
+    tensor that is returned twice appears as two outputs at the same address.
     """
     ends = [tensor.offset + tensor.nbytes for tensor in tensors]
     for i, tensor in enumerate(tensors):

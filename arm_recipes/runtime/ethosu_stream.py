@@ -1,4 +1,4 @@
-"""A command stream of an Ethos-U in the emulator, over the memory that a driver would give it."""
+"""An Ethos-U command stream that is loaded into the emulator, with the memory that a driver would provide."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class StreamError(Exception):
-    """What the emulator says of a stream that it does not load, or that fails.
+    """The emulator rejects a stream, or the execution of a stream fails.
 
     Attributes:
-        offset: byte of the command that it is about, counted from the stream's header; 0 if it is about none.
-        indexed: whether that is a DMA by indices.
+        offset: byte offset of the command from the start of the stream's header; 0 if the error concerns no command.
+        indexed: whether the command is an indexed DMA.
     """
 
     def __init__(self, message: Message, indexed: bool = False) -> None:
@@ -32,51 +32,51 @@ class StreamError(Exception):
         self.indexed = indexed
 
 
-class _Pages:
-    """Weights of a program with many streams, written down once: each has them until it writes into a page.
+class _SharedWeights:
+    """Weights that several streams share, in an anonymous file that each stream maps copy-on-write.
 
     Attributes:
-        known: those in use, by where their source lies, which stays there as long.
+        instances: those in use, by address and size of their source, which outlives them.
     """
 
-    known: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _Pages]] = weakref.WeakValueDictionary()
+    instances: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _SharedWeights]] = weakref.WeakValueDictionary()
 
     def __init__(self, source: Array) -> None:
         self._source, self._file = source, os.memfd_create("weights")
         weakref.finalize(self, os.close, self._file)
         written = 0
-        while written < source.nbytes:  # by at most 2 GiB
+        while written < source.nbytes:  # one call writes at most 2 GiB
             written += os.write(self._file, source[written:].data)
 
     @classmethod
-    def of(cls, source: Array) -> _Pages:
-        """The one that there is, or a new one."""
+    def for_source(cls, source: Array) -> _SharedWeights:
+        """The instance for these weights; created if there is none."""
         key = source.ctypes.data, source.nbytes
-        pages = cls.known.get(key) or cls(source)
-        return cls.known.setdefault(key, pages)
+        pages = cls.instances.get(key) or cls(source)
+        return cls.instances.setdefault(key, pages)
 
-    def own(self) -> Array:
-        """Memory with these bytes that may be written."""
+    def map_copy_on_write(self) -> Array:
+        """Writable memory with these bytes; pages are shared until they are written."""
         import numpy as np
 
         return np.frombuffer(mmap.mmap(self._file, self._source.nbytes, access=mmap.ACCESS_COPY), np.uint8)
 
 
 class Stream:
-    """A command stream that is loaded, with its memory.
+    """A loaded command stream with its memory.
 
     Args:
-        library: has the emulator's functions, as ``declared``.
+        library: the emulator, see ``declare_functions``.
         commands: the stream with its header.
-        weights: bytes of region 0, which become its own: what a damaged stream writes there does not reach them.
-        scratch, fast_scratch: bytes of these regions; of fast scratch there are no more than the stream reaches.
-        shared: other streams have the same weights: they are not copied before they are written.
+        weights: content of region 0. It is copied, so that a damaged stream cannot overwrite the original.
+        scratch, fast_scratch: sizes of these regions in bytes. Fast scratch is cut to what the stream accesses.
+        inputs, outputs: locations of the tensors. The data of an input that is not placed is ignored.
+        shared: other streams have the same weights, so that they are copied on write.
         one_arena: scratch and fast scratch are the same memory.
-        inputs, outputs: where they lie. An input may have no place; what is given for it is left aside.
-        variables: what lies there has a meaning before the stream writes it.
+        variables: tensors that have a value before the stream writes them.
 
     Raises:
-        StreamError: it is damaged, or the emulator does not execute it.
+        StreamError: the stream is damaged, or the emulator does not support it.
     """
 
     def __init__(
@@ -96,31 +96,34 @@ class Stream:
 
         self._library, self._inputs, self._outputs, self._variables = library, inputs, outputs, variables
         sizes = [0] * REGIONS
-        for tensor in (*inputs, *outputs):  # which may have regions of their own
+        for tensor in (*inputs, *outputs):  # these may have regions of their own
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
         sizes[WEIGHTS], sizes[SCRATCH], sizes[FAST_SCRATCH] = len(weights), scratch, fast_scratch
-        given = np.frombuffer(weights, np.uint8)
-        self._pages = _Pages.of(given) if shared and hasattr(os, "memfd_create") else None
-        first = given.copy() if self._pages is None else self._pages.own()
+        source = np.frombuffer(weights, np.uint8)
+        self._shared_weights = _SharedWeights.for_source(source) if shared and hasattr(os, "memfd_create") else None
+        own_weights = source.copy() if self._shared_weights is None else self._shared_weights.map_copy_on_write()
         limits, message = (ctypes.c_uint64 * REGIONS)(*sizes), Message()
-        self._program = library.arm_npu_load(commands, len(commands), first.ctypes.data, limits, ctypes.byref(message))
+        self._program = library.arm_npu_load(
+            commands, len(commands), own_weights.ctypes.data, limits, ctypes.byref(message)
+        )
         if self._program is None:
             raise StreamError(message)
         sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_reach(self._program, FAST_SCRATCH))
-        self.memory: list[Array] = [first, *(np.zeros(size, np.uint8) for size in sizes[1:])]
-        #: Whether it has memory by two names. The watch tells accesses by their region, so it would miss some of these.
+        self.memory: list[Array] = [own_weights, *(np.zeros(size, np.uint8) for size in sizes[1:])]
+        #: Whether two regions are the same memory. The access checker identifies memory by region, so it would miss
+        #: accesses.
         self.is_aliased = one_arena and sizes[FAST_SCRATCH] > 0
         if self.is_aliased:
             self.memory[FAST_SCRATCH] = self.memory[SCRATCH]
         self._bases = (ctypes.c_void_p * REGIONS)(*[array.ctypes.data for array in self.memory])
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Execute once, on the bytes of each input; returns those of each output, which are in the stream's memory.
+        """Execute once on the bytes of each input; returns views of the outputs in the stream's memory.
 
         Raises:
-            StreamError: it fails, or the watch finds something.
+            StreamError: the execution fails, or the access checker reports something.
         """
-        self._place(arrays)
+        self._write_inputs(arrays)
         self._call("execute", self._bases)
         return [self._bytes_of(tensor) for tensor in self._outputs]
 
@@ -128,8 +131,8 @@ class Stream:
         """Set all bytes of a tensor."""
         self._bytes_of(tensor)[:] = value & 0xFF
 
-    def watch(self, fails: int) -> None:
-        """Watch the accesses of all executions from now on; ``fails``: findings that end one, as bits."""
+    def enable_access_checks(self, fails: int) -> None:
+        """Check the accesses of all executions from now on; ``fails``: bits of the findings that abort an execution."""
         arguments: list[Any] = []
         for tensors in ((*self._inputs, *self._variables), self._outputs):
             placed = [Span(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0]
@@ -137,32 +140,37 @@ class Stream:
         self._call("check_accesses", *arguments, fails)
 
     def figures(self) -> Figures:
-        """Of the last execution, which may have failed; zeros but for operations and commands without ``watch``."""
+        """Statistics of the last execution, also of a failed one.
+
+        Without the access checker, only operations and commands are counted; the others are 0.
+        """
         figures = Figures()
         self._library.arm_npu_measure(self._program, ctypes.byref(figures))
         return figures
 
     def operations(self) -> Iterator[Operation]:
-        """All of them, with the figures of the last execution as in ``figures``."""
+        """All operations, with their statistics in the last execution, as in ``figures``."""
         operation, index = Operation(), 0
         while self._library.arm_npu_describe(self._program, index, ctypes.byref(operation)) == 0:
             yield operation
             operation, index = Operation(), index + 1
 
     def trace(self, arrays: Sequence[Array]) -> Iterator[tuple[Operation, Array]]:
-        """Execute once, operation by operation, each with what it wrote: nothing where its sums stay in the NPU.
+        """Execute once, operation by operation; yields each one with its result.
+
+        The result is empty if the accumulators stay in the NPU.
 
         Raises:
             StreamError: as ``run``.
-            LookupError: the emulator cannot tell what an operation wrote.
+            LookupError: the emulator cannot determine the result of an operation.
         """
-        self._place(arrays)
+        self._write_inputs(arrays)
         for index, operation in enumerate(self.operations()):
             self._call("step", index, self._bases)
             yield operation, self._result(index, operation)
 
     def close(self) -> None:
-        """Give the loaded stream back."""
+        """Release the loaded stream."""
         self._library.arm_npu_free(self._program)
 
     def _result(self, index: int, operation: Operation) -> Array:
@@ -173,12 +181,12 @@ class Stream:
         dtype = np.dtype(f"{'i' if operation.is_signed else 'u'}{operation.element_size}")
         result = np.empty(tuple(operation.shape), dtype)
         if self._library.arm_npu_result(self._program, index, result.ctypes.data, result.nbytes) != 0:
-            raise LookupError(f"what {operation.name.decode()} at byte {operation.offset} wrote is not known")
+            raise LookupError(f"the result of {operation.name.decode()} at byte {operation.offset} is unknown")
         return result
 
-    def _place(self, arrays: Sequence[Array]) -> None:
+    def _write_inputs(self, arrays: Sequence[Array]) -> None:
         for tensor, array in zip(self._inputs, arrays, strict=True):
-            if tensor.offset >= 0:  # else nothing reads it
+            if tensor.offset >= 0:  # otherwise nothing reads it
                 self._bytes_of(tensor)[:] = array
 
     def _bytes_of(self, tensor: EthosUTensor) -> Array:

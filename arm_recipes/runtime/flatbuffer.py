@@ -1,7 +1,7 @@
-"""Reads flatbuffers that may be damaged: every offset is checked, and the work is bounded by the file's size.
+"""Flatbuffer reader for untrusted files: it checks every offset and bounds the work by the size of the file.
 
-The classes that flatc generates check neither: they cut a string that goes past the end, and follow two million
-references to one table as gladly as two.
+The classes that flatc generates do neither. They truncate a string that exceeds the file, and follow two million
+references to the same table.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import struct
 from collections.abc import Sequence
 
 _U16, _U32, _I32, _F64 = (struct.Struct(f"<{kind}") for kind in "HIid")
-#: The least that a table and the reference to it take in a file that was written without sharing.
+#: Minimum size of a table and the reference to it, in a file that does not share tables.
 _TABLE_BYTES = 16
 
 
 class FlatbufferError(ValueError):
-    """The bytes are no flatbuffer, or only a part of one."""
+    """The bytes are not a flatbuffer, or a truncated one."""
 
 
 class Flatbuffer:
-    """The bytes of a flatbuffer. Nothing is copied.
+    """The bytes of a flatbuffer, which are not copied.
 
     Args:
-        data: from the offset of the root table on.
+        data: the file, which begins with the offset of the root table.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -31,107 +31,107 @@ class Flatbuffer:
 
     @property
     def root(self) -> Table:
-        """The outermost table."""
+        """The root table."""
         return Table(self, self.target(0))
 
     def number(self, kind: struct.Struct, at: int) -> int:
-        """The number at byte ``at``."""
+        """Number at byte ``at``."""
         self.check(at, kind.size)
         number: int = kind.unpack_from(self.data, at)[0]
         return number
 
     def target(self, at: int) -> int:
-        """Where the reference at byte ``at`` points to."""
+        """Target of the reference at byte ``at``."""
         return at + self.number(_U32, at)
 
     def check(self, at: int, count: int) -> None:
-        """Raises ``FlatbufferError`` unless ``count`` bytes from ``at`` on are there."""
+        """Raise ``FlatbufferError`` unless the file has ``count`` bytes from ``at``."""
         if at < 0 or at + count > len(self.data):
-            raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, there are {len(self.data):,}")
+            raise FlatbufferError(f"bytes {at:,} to {at + count:,} are needed, the file has {len(self.data):,}")
 
-    def spend(self, count: int) -> None:
-        """Note that ``count`` bytes are read. References can make a small file look endless; this ends it."""
+    def charge(self, count: int) -> None:
+        """Charge ``count`` bytes against the size of the file: repeated references must not cause unbounded work."""
         self._unread -= count
         if self._unread < 0:
             raise FlatbufferError("its tables refer to more data than it has bytes")
 
 
 class Table:
-    """A table; its fields are numbered as the schema lists them, a union taking two numbers."""
+    """A table. Fields are numbered in the order of the schema; a union takes two numbers."""
 
     __slots__ = ("_at", "_buffer", "_vtable", "_vtable_bytes")
 
     def __init__(self, buffer: Flatbuffer, at: int) -> None:
-        buffer.spend(_TABLE_BYTES)
+        buffer.charge(_TABLE_BYTES)
         self._buffer, self._at = buffer, at
         self._vtable = at - buffer.number(_I32, at)
         self._vtable_bytes = buffer.number(_U16, self._vtable)
 
     def number(self, field: int, kind: str = "i") -> int:
-        """An integer by its ``struct`` letter; 0 if it is absent, which is the default of all that we read."""
-        at = self._field(field)
+        """Integer field of a ``struct`` format letter; 0 if absent, the default of all fields that we read."""
+        at = self._find_field(field)
         return 0 if at is None else self._buffer.number(struct.Struct("<" + kind), at)
 
-    def real(self, field: int) -> float:
-        """A double; 0 if it is absent."""
-        at = self._field(field)
+    def double(self, field: int) -> float:
+        """Double field; 0 if absent."""
+        at = self._find_field(field)
         return 0.0 if at is None else float(self._buffer.number(_F64, at))
 
     def table(self, field: int) -> Table | None:
-        """A table, None if it is absent."""
-        at = self._field(field)
+        """Table field; None if absent."""
+        at = self._find_field(field)
         return None if at is None else Table(self._buffer, self._buffer.target(at))
 
     def text(self, field: int) -> str:
-        """A string, empty if it is absent."""
-        at = self._field(field)
+        """String field; empty if absent."""
+        at = self._find_field(field)
         return "" if at is None else _text(self._buffer, at)
 
     def view(self, field: int) -> memoryview:
-        """A vector of bytes, not copied."""
+        """View of a vector of bytes."""
         start, count = self.span(field)
         return self._buffer.data[start : start + count]
 
     def span(self, field: int) -> tuple[int, int]:
-        """Where a vector of bytes begins, and how many there are."""
-        return self._vector(field, 1)
+        """Start and length of a vector of bytes."""
+        return self._find_vector(field, 1)
 
-    def copied(self, field: int) -> bytes:
-        """A short vector of bytes."""
+    def read_bytes(self, field: int) -> bytes:
+        """Copy of a short vector of bytes."""
         view = self.view(field)
-        self._buffer.spend(len(view))
+        self._buffer.charge(len(view))
         return bytes(view)
 
     def numbers(self, field: int, kind: str) -> tuple[int, ...]:
-        """A vector of numbers by their ``struct`` letter."""
+        """Vector of numbers of a ``struct`` format letter."""
         size = struct.calcsize("<" + kind)
-        start, count = self._vector(field, size)
-        self._buffer.spend(size * count)
+        start, count = self._find_vector(field, size)
+        self._buffer.charge(size * count)
         return struct.unpack_from(f"<{count}{kind}", self._buffer.data, start)
 
     def texts(self, field: int) -> tuple[str, ...]:
-        """A vector of strings."""
-        start, count = self._vector(field, _U32.size)
-        self._buffer.spend(_U32.size * count)
+        """Vector of strings."""
+        start, count = self._find_vector(field, _U32.size)
+        self._buffer.charge(_U32.size * count)
         return tuple(_text(self._buffer, start + _U32.size * index) for index in range(count))
 
-    def place(self, field: int) -> int | None:
-        """Where the field itself is: the number, or the reference to what it holds; None if it is absent."""
-        return self._field(field)
+    def field_position(self, field: int) -> int | None:
+        """Position of the field itself, which is a number or a reference; None if absent."""
+        return self._find_field(field)
 
     def tables(self, field: int) -> Tables:
-        """A vector of tables, each read when it is taken."""
-        return Tables(self._buffer, *self._vector(field, _U32.size))
+        """Vector of tables, which are read on access."""
+        return Tables(self._buffer, *self._find_vector(field, _U32.size))
 
-    def _field(self, field: int) -> int | None:
+    def _find_field(self, field: int) -> int | None:
         slot = 4 + 2 * field
         if slot + 2 > self._vtable_bytes:
             return None
         offset = self._buffer.number(_U16, self._vtable + slot)
         return self._at + offset if offset else None
 
-    def _vector(self, field: int, size: int) -> tuple[int, int]:
-        at = self._field(field)
+    def _find_vector(self, field: int, size: int) -> tuple[int, int]:
+        at = self._find_field(field)
         if at is None:
             return 0, 0
         start = self._buffer.target(at)
@@ -159,8 +159,8 @@ def _text(buffer: Flatbuffer, at: int) -> str:
     start = buffer.target(at)
     count = buffer.number(_U32, start)
     start += _U32.size
-    buffer.check(start, count + 1)  # the zero after it, too
-    buffer.spend(count)
+    buffer.check(start, count + 1)  # including the terminating zero
+    buffer.charge(count)
     try:
         return str(buffer.data[start : start + count], "utf-8")
     except UnicodeDecodeError:

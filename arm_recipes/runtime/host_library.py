@@ -1,4 +1,4 @@
-"""The host plugin as a library in this process."""
+"""Load the host plugin as a shared library into this process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 @once
-def library() -> ctypes.CDLL:
-    """The plugin: ``runtime/host`` and ``runtime/emulator``.
+def load_plugin() -> ctypes.CDLL:
+    """Build the plugin (``runtime/host`` and ``runtime/emulator``) if needed, and load it.
 
     Raises:
-        RuntimeUnavailable: it cannot be built or loaded.
+        RuntimeUnavailable: the plugin cannot be built or loaded.
     """
-    # The plugin takes the runtime's symbols from the library that this import loads.
+    # This import loads the library that provides the runtime's symbols to the plugin.
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
     from arm_recipes.runtime import build
 
-    path = build.plugin()
+    path = build.build_plugin()
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

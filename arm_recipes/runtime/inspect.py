@@ -1,4 +1,4 @@
-"""``inspect_program``: what is in a program, told without running it."""
+"""``inspect_program``: describe a program file without running it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
-from arm_recipes.runtime.payload_parts import Find, whole
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, NamedDataLookup, read_payload, with_fast_scratch
+from arm_recipes.runtime.payload_parts import join_parts
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
-from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
-from arm_recipes.runtime.signature import Value, signature
+from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
+from arm_recipes.runtime.signature import Value, read_signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
 
@@ -23,19 +23,20 @@ _READERS: dict[str, Callable[[memoryview], Payload]] = {
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
-#: Compile specs with four bytes that are a number, not text.
+#: Compile specs whose four bytes are a number, not text.
 _NUMBERS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
 
 
 @dataclass(frozen=True)
 class DelegateInspection:
-    """A delegate.
+    """A delegate of a method.
 
     Attributes:
-        backend: its id.
-        payload: what the payload holds; None if it could not be read or is another project's.
-        problem: why an Arm payload could not be read.
-        compile_specs: those that are text.
+        backend: backend id.
+        payload_bytes: size of the payload.
+        payload: description of the payload; None if it is damaged or the backend is not one of ours.
+        problem: why an Arm payload could not be parsed.
+        compile_specs: compile specs that are text.
     """
 
     backend: str
@@ -51,8 +52,8 @@ class MethodInspection:
 
     Attributes:
         delegates: in program order.
-        operators: kernels that the firmware must contain; of a TFLite model, its operators on the CPU.
-        planned_bytes: memory for tensors between the operators, which the firmware must provide; of a TFLite model, the
+        operators: CPU kernels that the firmware must contain; for a TFLite model, its operators on the CPU.
+        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, of the
             arena.
     """
 
@@ -66,13 +67,13 @@ class MethodInspection:
 
 @dataclass(frozen=True)
 class Inspection(Renderable):
-    """What is in a program: ``print`` it, show it in a notebook, or take ``to_dict()``.
+    """Description of a program: ``print`` it, show it in a notebook, or convert it with ``to_dict()``.
 
     Attributes:
         program_bytes: size of the file.
-        methods: those that compute.
-        constants: what the other methods return, without those that tell a quantization.
-        named_data: sizes by name.
+        methods: methods that compute.
+        constants: results of the constant methods by name, except those that publish quantization parameters.
+        named_data: sizes in bytes by key.
     """
 
     program_bytes: int
@@ -82,7 +83,7 @@ class Inspection(Renderable):
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
-        # Names come from the file: whatever would move the cursor is shown escaped.
+        # Names come from an untrusted file: escape control characters, which could move the cursor.
         for heading, rows in self._raw_sections():
             yield _printable(heading), [tuple(map(_printable, row)) for row in rows]
 
@@ -100,30 +101,30 @@ class Inspection(Renderable):
 
 
 def inspect_program(source: str | Path | bytes) -> Inspection:
-    """Tell what is in a program: inputs, outputs, delegates and what the firmware must have for it.
+    """Describe a program: inputs, outputs, delegates, and the kernels and memory that firmware must provide.
 
-    A payload that is damaged is shown as such; the rest is still told. Of a TFLite model that Vela compiled, operators
-    for the NPU are told as delegates of one method.
+    A damaged payload is reported, and the rest of the program is still described. For a TFLite model that Vela
+    compiled, the operators for the NPU appear as delegates of one method.
 
     Args:
         source: path of a ``.pte`` file or of a ``.tflite`` that Vela compiled, or its bytes.
 
     Raises:
-        ValueError: there is no such file, or it is no program (``ProgramError``).
+        ValueError: the file does not exist, or is not a program (``ProgramError``).
     """
     if isinstance(source, bytes):
-        return _inspection(source)
+        return _inspect(source)
     try:
         data = Path(source).read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read '{source}': {error.strerror}") from error
     try:
-        return _inspection(data)
+        return _inspect(data)
     except ProgramError as error:
         raise ProgramError(f"'{source}': {error}") from None
 
 
-def _vela_inspection(data: bytes) -> Inspection:
+def _inspect_vela_tflite(data: bytes) -> Inspection:
     model = read_vela_tflite(data)
     payloads = [
         replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
@@ -139,17 +140,17 @@ def _vela_inspection(data: bytes) -> Inspection:
     return Inspection(len(data), (method,), {}, {})
 
 
-def _inspection(data: bytes) -> Inspection:
+def _inspect(data: bytes) -> Inspection:
     if is_tflite(data):
-        return _vela_inspection(data)
-    program = read(data)
+        return _inspect_vela_tflite(data)
+    program = read_program(data)
     methods = []
-    told: set[str] = set()
+    quantization_methods: set[str] = set()
     for name, method in program.methods.items():
         if method.constants is not None:
             continue
-        values = signature(program, name)
-        told |= values.published
+        values = read_signature(program, name)
+        quantization_methods |= values.quantization_methods
         delegates = tuple(_delegate(delegate, program.named_data.get) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
@@ -157,18 +158,18 @@ def _inspection(data: bytes) -> Inspection:
     constants = {
         name: method.constants
         for name, method in program.methods.items()
-        if method.constants is not None and name not in told
+        if method.constants is not None and name not in quantization_methods
     }
     return Inspection(
         len(data), tuple(methods), constants, {name: len(view) for name, view in program.named_data.items()}
     )
 
 
-def _delegate(delegate: PteDelegate, find: Find) -> DelegateInspection:
+def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
     reader = _READERS.get(delegate.backend)
     payload, problem = None, None
     try:
-        payload = reader(memoryview(whole(delegate.data, find))) if reader is not None else None
+        payload = reader(memoryview(join_parts(delegate.data, find))) if reader is not None else None
         if isinstance(payload, EthosUPayload):
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:
@@ -196,14 +197,14 @@ def _method_sections(method: MethodInspection, *, many: bool) -> Iterator[Sectio
         yield f"Delegates{of}", [("none",)]
     kernels: list[tuple[str, ...]] = [(name,) for name in method.operators]
     yield f"Kernels on the CPU{of}: {len(kernels)}", kernels or [("none",)]
-    yield f"Memory{of}", [("planned", format_bytes(method.planned_bytes))]
+    yield f"Memory{of}", [("planned memory", format_bytes(method.planned_bytes))]
 
 
 def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("payload", format_bytes(delegate.payload_bytes))]
     payload = delegate.payload
     if delegate.problem is not None:
-        rows.append(("not readable", delegate.problem.partition("\n")[0]))
+        rows.append(("damaged payload", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
         kind = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
@@ -213,10 +214,10 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
             ("scratch", format_bytes(payload.scratch_bytes)),
         ]
         if payload.fast_scratch_bytes != 0:
-            told = payload.fast_scratch_bytes
-            rows.append(("fast scratch", "not told" if told is None else format_bytes(told)))
+            size = payload.fast_scratch_bytes
+            rows.append(("fast scratch", "unknown" if size is None else format_bytes(size)))
     elif isinstance(payload, TosaPayload):
-        rows += [("TOSA", payload.version), ("operators", f"{payload.operators:,}")]
+        rows += [("TOSA version", payload.version), ("operators", f"{payload.operators:,}")]
     elif isinstance(payload, VgfPayload):
         rows += [("segments", f"{payload.segments:,}"), ("constants", format_bytes(payload.constant_bytes))]
     if payload is not None:

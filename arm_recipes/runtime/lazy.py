@@ -1,4 +1,4 @@
-"""What is set up once in a process."""
+"""Lazy initialization: a thread-safe cache for functions that set up something once in a process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _Result = TypeVar("_Result")
 
 
 def once(function: Callable[[], _Result]) -> Callable[[], _Result]:
-    """Call the function once; threads that come meanwhile wait for its result. After an exception it is called again.
+    """Call a function once and cache its result; concurrent callers wait. After an exception, the next call retries.
 
-    ``functools.lru_cache`` alone lets all threads in until there is a result.
+    ``functools.lru_cache`` alone would let several threads call the function until there is a result.
     """
     lock, cached = threading.RLock(), lru_cache(maxsize=1)(function)
 

@@ -1,4 +1,4 @@
-"""Inputs padded to an exported size, and outputs cropped to the sizes of the call."""
+"""Pad inputs to an exported size, and crop outputs to the sizes of the call."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) -> list[Tensor]:
-    """Tensors filled up at the ends of their axes.
+    """Pad tensors at the end of each axis to the shapes of the signature.
 
     Raises:
-        ValueError: there is no number for one of them.
+        ValueError: ``pad`` has no number for a tensor that must be padded.
     """
     import torch
 
-    filled = []
+    padded = []
     for tensor, value in zip(tensors, expected.inputs, strict=True):
         shape = getattr(value, "shape", ())
         if tuple(tensor.shape) != tuple(shape) and tensor.dim() == len(shape):
             number = pad.get(value.name) if isinstance(pad, Mapping) else pad
             if number is None:
-                raise ValueError(f"pad has no number for the input '{value.name}', which must be filled up")
+                raise ValueError(f"pad has no number for the input '{value.name}', which must be padded")
             missing = [n for have, want in zip(tensor.shape, shape, strict=True) for n in (want - have, 0)]
             tensor = torch.nn.functional.pad(tensor, missing[::-1], value=number)
-        filled.append(tensor)
-    return filled
+        padded.append(tensor)
+    return padded
 
 
 def crop_outputs(outputs: Sequence[Any], axes: Sequence[Mapping[int, str]], sizes: Mapping[str, int]) -> list[Any]:
-    """Outputs without what was computed of the filling, along the dimensions that they have in common with inputs."""
+    """Crop outputs to ``sizes`` along the dimensions that they share with the inputs."""
     results = []
     for output, of in zip(outputs, axes, strict=True):
         for axis, name in of.items():

@@ -1,7 +1,7 @@
-"""Payloads of programs whose methods share weights: parts of them are named data of the program.
+"""Payload parts: methods that share weights store these once, as named data of the program.
 
-Ethos-U has ExecuTorch's own way to say so: the block with the weights holds the name in place of the data. A TOSA
-flatbuffer, which runs on the host alone, is cut into parts.
+An Ethos-U payload refers to them in ExecuTorch's format: its weight block holds the key instead of the data. A TOSA
+flatbuffer, which only the host runs, is split into parts, each of which is data or the key of data.
 """
 
 from __future__ import annotations
@@ -11,38 +11,42 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, Find, found, inlined
+from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, NamedDataLookup, inline_weights, look_up_weights
 
-#: What the names of such data begin with; as much of the data's SHA-256 follows as ``NAME_LENGTH`` leaves.
-PREFIX = "arm_weights_"
+#: Prefix of the keys of shared weights. The data's SHA-256 follows, cut to a total of ``NAME_LENGTH`` characters.
+WEIGHTS_PREFIX = "arm_weights_"
 _MAGIC = b"ARMPARTS"
-_PART = struct.Struct("<BI")  # whether it is a name, and its length
+_PART = struct.Struct("<BI")  # whether the part is a key, and its length in bytes
 
 
-def name_of(data: bytes) -> str:
-    """The name of weights that methods share."""
-    return (PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
+def weights_name(data: bytes) -> str:
+    """Key of shared weights in the program's named data."""
+    return (WEIGHTS_PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
 
 
 def split_payload(parts: Sequence[bytes | str]) -> bytes:
-    """A payload of parts: data, or the name of data."""
-    written = [part.encode() if isinstance(part, str) else part for part in parts]
-    pairs = zip(parts, written, strict=True)
+    """Encode a payload in parts: bytes are data, strings are keys of named data."""
+    encoded = [part.encode() if isinstance(part, str) else part for part in parts]
+    pairs = zip(parts, encoded, strict=True)
     return _MAGIC + b"".join(_PART.pack(isinstance(part, str), len(data)) + data for part, data in pairs)
 
 
-def whole(payload: bytes | memoryview, find: Find) -> bytes | memoryview:
-    """The payload with all of its parts.
+def join_parts(payload: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
+    """Join the parts of a payload, with named data inlined.
+
+    Args:
+        payload: in parts, an Ethos-U payload, or any other payload, which is returned as it is.
+        find: looks up named data of the program.
 
     Raises:
-        PayloadError: a part is missing, or it is damaged.
+        PayloadError: a part is missing, or the payload is damaged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
-        return inlined(payload, find)
+        return inline_weights(payload, find)
     return b"".join(_parts(memoryview(payload), find))
 
 
-def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
+def _parts(payload: memoryview, find: NamedDataLookup) -> Iterator[bytes | memoryview]:
     at = len(_MAGIC)
     while at < len(payload):
         if len(payload) - at < _PART.size:
@@ -53,4 +57,4 @@ def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield found(bytes(part).decode(errors="replace"), find) if is_name else part
+        yield look_up_weights(bytes(part).decode(errors="replace"), find) if is_name else part

@@ -1,8 +1,7 @@
-"""Reads VGF payloads as far as it takes to describe them. A damaged one is an error, never a crash.
+"""Parser of VGF files: reads their description. A damaged file is an error, never a crash.
 
-Arm's own ``vgfpy`` does not check the offsets in a VGF file, so damaged ones are not given to it. The classes
-that begin with an underscore hold field numbers, under the names of ``tosa.fbs`` (tosa-tools) and ``vgf.fbs``
-(ML SDK VGF library).
+Arm's own ``vgfpy`` does not check the offsets in a VGF file, so it must not read damaged files. The private classes
+hold flatbuffer field numbers, under the names of ``vgf.fbs`` (ML SDK VGF library).
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class _Description:
 
 
 _VGF_MAGIC: Final = b"VGF1"
-#: After magic and versions, offset and size of modules, model sequence, model resources and constants.
+#: Magic and versions, then offset and size of four sections: modules, model sequence, model resources, constants.
 _VGF_HEADER: Final = struct.Struct("<4s12x8Q")
-#: ``VkFormat`` of the tensors that the model converter makes.
+#: ``VkFormat`` of the tensors that the model converter writes -> dtype.
 _VULKAN_DTYPES: Final = {
     13: "uint8",
     14: "int8",
@@ -68,7 +67,7 @@ class VgfPayload:
     Attributes:
         segments: graphs and shaders that run in sequence.
         constant_bytes: size of the section with the constants.
-        bindings: the descriptor binding of each input, then of each output.
+        bindings: descriptor binding of each input, then of each output.
     """
 
     segments: int
@@ -79,10 +78,10 @@ class VgfPayload:
 
 
 def read_vgf(data: memoryview) -> VgfPayload:
-    """Describe a VGF file.
+    """Parse and describe a VGF file.
 
     Raises:
-        PayloadError: it is none, or it is truncated or damaged.
+        PayloadError: the bytes are not a VGF file, or are truncated or damaged.
     """
     if len(data) < _VGF_HEADER.size or bytes(data[:4]) != _VGF_MAGIC:
         raise PayloadError(f"not a VGF file (magic {bytes(data[:4])!r}, expected {_VGF_MAGIC!r})")
@@ -116,7 +115,7 @@ def _section(data: memoryview, offset: int, count: int) -> memoryview:
 def _vgf_tensors(order: Table, table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
     resources = table.tables(_ModelResourceTable.mrt_entry)
     known = order.texts(names)
-    found = []
+    tensors = []
     for position, slot in enumerate(order.tables(slots)):
         index = slot.number(_BindingSlot.mrt_index, "I")
         if index >= len(resources):
@@ -125,5 +124,5 @@ def _vgf_tensors(order: Table, table: Table, slots: int, names: int) -> tuple[Te
         description = resources[index].table(_ModelResourceTableEntry.description)
         shape = description.numbers(_Description.shape, "q") if description is not None else ()
         name = known[position] if position < len(known) else ""
-        found.append(TensorInfo(name, _VULKAN_DTYPES.get(number, f"VkFormat {number}"), shape))
-    return tuple(found)
+        tensors.append(TensorInfo(name, _VULKAN_DTYPES.get(number, f"VkFormat {number}"), shape))
+    return tuple(tensors)

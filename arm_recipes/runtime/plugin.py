@@ -1,4 +1,4 @@
-"""The host plugin in this process: built, loaded, and connected to the executors of delegates."""
+"""Host plugin: connects the backends of ExecuTorch's runtime in this process to the delegates in Python."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
+from arm_recipes.runtime.delegates import BACKENDS, Delegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
-from arm_recipes.runtime.host_library import library
+from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.runtime.lazy import once
 
 if TYPE_CHECKING:
@@ -56,20 +56,20 @@ class _ExecutorStruct(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("init", _Init), ("execute", _Execute), ("destroy", _Destroy))
 
 
-#: Numpy's name of each executorch::aten::ScalarType that a delegate can have at its boundary.
+#: executorch::aten::ScalarType of a delegate's inputs and outputs -> numpy's dtype name.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
 _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
-#: What the reference model takes and gives of types that numpy does not know: their bytes.
+#: Dtypes that numpy lacks: the reference model exchanges their raw bytes.
 _AS_BYTES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
-#: The backend whose payloads are TOSA graphs: those of reference programs were written for an NPU.
+#: The backend of TOSA graphs, which reference programs use; their graphs were lowered for an NPU.
 _REFERENCE = "TOSABackend"
 
 _failures = threading.local()
 
 
 def take_failure() -> BaseException | None:
-    """What went wrong in an executor on this thread since the last call; the runtime only passes a number on."""
+    """Return and clear the last exception of an executor on this thread; the runtime passes on only an error code."""
     failure: BaseException | None = getattr(_failures, "error", None)
     _failures.error = None
     return failure
@@ -77,7 +77,13 @@ def take_failure() -> BaseException | None:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a delegate was given and what it gave; ``checksum`` is that of its payload, if it has one recorded."""
+    """One execution of a delegate.
+
+    Attributes:
+        delegate: the delegate that ran.
+        checksum: checksum of its payload from the compile specs, or None.
+        inputs, outputs: copies of its tensors.
+    """
 
     delegate: Delegate
     checksum: bytes | None
@@ -89,8 +95,8 @@ _loading = threading.local()
 
 
 @contextmanager
-def loading(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
-    """Let payloads that are loaded on this thread find their program's named data."""
+def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
+    """Provide the named data of a program to payloads that are loaded on this thread."""
     before, _loading.named = getattr(_loading, "named", {}), named
     try:
         yield
@@ -102,8 +108,8 @@ _observers = threading.local()
 
 
 @contextmanager
-def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
-    """Call ``listener`` each time that a delegate has run on this thread, before the program goes on."""
+def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
+    """Call ``listener`` after each run of a delegate on this thread, before the program continues."""
     before, _observers.listener = getattr(_observers, "listener", None), listener
     try:
         yield
@@ -112,35 +118,41 @@ def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
 
 
 @contextmanager
-def observed() -> Iterator[list[Execution]]:
-    """Collect what delegates that run on this thread are given and give."""
+def record_executions() -> Iterator[list[Execution]]:
+    """Collect the executions of delegates on this thread."""
     executions: list[Execution] = []
-    with listening(executions.append):
+    with listen_to_delegates(executions.append):
         yield executions
 
 
 def log_output(operation: int, array: Array) -> None:
-    """Tell the event tracer of the program that runs what an operation of the delegate gave, from a listener.
+    """Log the output of an operation to the running program's event tracer. Call it from a listener.
 
     Raises:
-        RunError: it has no room for it.
+        RunError: the debug buffer is full.
     """
     sizes = (ctypes.c_int32 * max(array.ndim, 1))(*array.shape)
     order = (ctypes.c_uint8 * max(array.ndim, 1))(*range(array.ndim))
     code = next(code for code, name in _SCALAR_TYPES.items() if name == array.dtype.name)
     tensor = _Tensor(array.ctypes.data, array.nbytes, sizes, order, array.ndim, code)
-    if library().arm_host_log_output(ctypes.c_int32(operation), ctypes.byref(tensor)) != 0:
+    if load_plugin().arm_host_log_output(ctypes.c_int32(operation), ctypes.byref(tensor)) != 0:
         raise RunError(f"ETDump: the debug buffer has no room for operation {operation}, {array.nbytes:,} bytes")
 
 
 def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
-    """Tell the event tracer, from a listener, when an operation ran: nanoseconds from the delegate's start on."""
+    """Log start and end of an operation to the running program's event tracer. Call it from a listener.
+
+    Args:
+        operation: delegate debug identifier.
+        start, end: ns from the start of the delegate.
+        metadata: bytes for the Inspector's metadata parser.
+    """
     span = ctypes.c_uint64(start), ctypes.c_uint64(end)
-    library().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
+    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
 
 
 class _Executor:
-    """The delegates of one backend id. The runtime calls from whatever thread runs a program."""
+    """Callbacks for one backend id. The runtime calls them on the thread that runs the program."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -149,19 +161,19 @@ class _Executor:
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
 
-    # An exception must not pass through C: it is kept for ``take_failure``.
+    # An exception must not propagate through C: it is stored for ``take_failure``.
 
     def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
         try:
             from arm_backend_core.backends.payload import CHECKSUM_KEY
 
-            described = {
+            specs_by_key = {
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }
             named: Mapping[str, Any] = getattr(_loading, "named", {})
-            delegate = prepare(self._backend, ctypes.string_at(payload, size), described, named.get)
+            delegate = create_delegate(self._backend, ctypes.string_at(payload, size), specs_by_key, named.get)
             handle = next(self._handles)
-            self._delegates[handle], self._checksums[handle] = delegate, described.get(CHECKSUM_KEY)
+            self._delegates[handle], self._checksums[handle] = delegate, specs_by_key.get(CHECKSUM_KEY)
             return handle
         except BaseException as error:
             _failures.error = error
@@ -173,22 +185,22 @@ class _Executor:
             expected = [*delegate.inputs, *delegate.outputs]
             if count != len(expected):
                 raise RunError(
-                    f"{self._backend}: the program gives a delegate {count} tensors, its payload has "
+                    f"{self._backend}: the program passes {count} tensors to a delegate, its payload has "
                     f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
                 )
             arrays = [
-                _bytes(self._backend, index, tensors[index], info)
+                _as_bytes(self._backend, index, tensors[index], info)
                 if isinstance(info, EthosUTensor)
-                else _view(self._backend, tensors[index], info)
+                else _as_array(self._backend, tensors[index], info)
                 for index, info in enumerate(expected)
             ]
-            given, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
-            results = delegate.run(given)
+            sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
+            results = delegate.run(sources)
             for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
             listener: Callable[[Execution], None] | None = getattr(_observers, "listener", None)
             if listener is not None:
-                inputs, outputs = (tuple(array.copy() for array in side) for side in (given, targets))
+                inputs, outputs = (tuple(array.copy() for array in side) for side in (sources, targets))
                 listener(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
@@ -202,56 +214,56 @@ class _Executor:
             delegate.close()
 
 
-def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
-    """A tensor of the runtime as an array over the same memory, in memory order.
+def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
+    """View a tensor of the runtime as an array, with its dimensions in memory order.
 
     Raises:
-        RunError: it is not what the payload has there.
+        RunError: dtype, shape or size differ from the payload's.
     """
     import numpy as np
 
     shape = tuple(tensor.sizes[tensor.dim_order[axis]] for axis in range(tensor.rank))
     kind = _SCALAR_TYPES.get(tensor.dtype)
     if kind == "bool" and expected.dtype == "int8" and backend == _REFERENCE:
-        kind = "int8"  # the graph was written for hardware without booleans, which are the numbers 0 and 1 there
+        kind = "int8"  # the graph was lowered for hardware without booleans, where they are int8 0 and 1
     if kind is None or kind != expected.dtype or shape != expected.shape:
         raise RunError(
-            f"{backend}: the program gives '{expected.name}' of a delegate as {kind or 'an unknown type'}{list(shape)} "
-            f"(in memory order), its payload has {expected}. They do not belong together: export the program again."
+            f"{backend}: the program passes '{expected.name}' of a delegate as "
+            f"{kind or 'an unknown type'}{list(shape)} (in memory order), its payload expects {expected}. "
+            "They do not match: export the program again."
         )
-    dtype = np.dtype(_dtype(kind))
+    dtype = np.dtype(_numpy_dtype(kind))
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
     if size != tensor.nbytes or not tensor.data:
         raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
-    return _memory(tensor).view(dtype).reshape(shape)
+    return _tensor_memory(tensor).view(dtype).reshape(shape)
 
 
-def _bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
-    """The bytes of a tensor of the runtime, over the same memory.
+def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
+    """View a tensor of the runtime as bytes.
 
     Raises:
-        RunError: it has not as many, or not in such elements, as the payload says.
+        RunError: its size or element size differs from the payload's.
     """
     import numpy as np
 
     kind = _SCALAR_TYPES.get(tensor.dtype)
-    size = 0 if kind is None else np.dtype(_dtype(kind)).itemsize
+    size = 0 if kind is None else np.dtype(_numpy_dtype(kind)).itemsize
     if size != expected.element_size or tensor.nbytes != expected.nbytes or not tensor.data:
         raise RunError(
-            f"{backend}: the program gives tensor {index} of a delegate as {tensor.nbytes} bytes of "
-            f"{kind or 'an unknown type'}, its payload has {expected}. They do not belong together: export the "
-            "program again."
+            f"{backend}: the program passes tensor {index} of a delegate as {tensor.nbytes} bytes of "
+            f"{kind or 'an unknown type'}, its payload expects {expected}. They do not match: export the program again."
         )
-    return _memory(tensor)
+    return _tensor_memory(tensor)
 
 
-def _dtype(kind: str) -> str:
+def _numpy_dtype(kind: str) -> str:
     return _AS_BYTES.get(kind, kind)
 
 
-def _memory(tensor: Any) -> Array:
+def _tensor_memory(tensor: Any) -> Array:
     import numpy as np
 
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
@@ -259,22 +271,22 @@ def _memory(tensor: Any) -> Array:
 
 @once
 def install() -> Sequence[_Executor]:
-    """Connect ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` of ExecuTorch's runtime to this process, once.
+    """Register ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` with ExecuTorch's runtime in this process, once.
 
-    Programs that are then loaded with ``executorch.runtime`` itself run as well.
+    Programs that are loaded with ``executorch.runtime`` itself then run as well.
 
     Raises:
-        RuntimeUnavailable: the plugin cannot be built or loaded, or something else has these backends already.
+        RuntimeUnavailable: the plugin cannot be built or loaded, or other code has registered these backends.
     """
-    # What ExecuTorch has no kernels for in its base runtime: quantize and dequantize of programs for VGF.
+    # Registers the quantize and dequantize kernels that VGF programs need; ExecuTorch's base runtime lacks them.
     import executorch.kernels.quantized  # noqa: F401
 
-    loaded = library()
+    loaded = load_plugin()
     _call(loaded.arm_host_install)
     executors = [_Executor(backend) for backend in BACKENDS]
     for backend, executor in zip(BACKENDS, executors, strict=True):
         _call(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
-    return executors  # kept by the cache: the runtime holds pointers into them
+    return executors  # the cache keeps them alive: the runtime holds pointers into them
 
 
 def _call(function: Any, *arguments: Any) -> None:

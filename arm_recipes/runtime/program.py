@@ -1,4 +1,7 @@
-"""``load``: a ``.pte`` in ExecuTorch's own runtime, delegates included, on this machine; a ``.tflite`` of Vela's."""
+"""``Program``: run a ``.pte`` on this machine, in ExecuTorch's runtime.
+
+Delegates run as well: the plugin passes each one to an emulator or interpreter of its target.
+"""
 
 from __future__ import annotations
 
@@ -10,53 +13,55 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.calls import call_batch, checked_input, placed
+from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_origins import named
+from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
-from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read
+from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, SizedMethod
-from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods
+from arm_recipes.runtime.signature import Signature, Value, read_signature, read_sized_methods, verify_checksum
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
-#: Backends whose delegates are compiled to something else than a TOSA graph.
+#: Backends whose payload is not a TOSA graph; ``ethos-u`` is the operator of TFLite models that Vela compiled.
 _COMPILED = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
 class Program:
-    """A loaded program. Its mutable buffers keep their values from one run to the next.
+    """A loaded program. Mutable buffers keep their values between runs.
 
-    Threads may share it (they wait for each other) or have one each.
+    Threads may share a program (a lock serializes the runs) or load one each.
 
     Args:
-        data: the ``.pte``.
+        data: bytes of the ``.pte``.
 
     Attributes:
-        data: the file; ``content``: what it holds.
+        data: bytes of the file.
+        content: the parsed file.
         sized: methods that were exported in several sizes, by name.
-        reference: the same program with its delegates as TOSA graphs, if there is one.
-        records: what an export tells of delegates, by checksum: ``trace`` and errors take names from them.
+        reference: the reference program (the same program with TOSA graphs as delegates), or None.
+        records: the export's records of the delegates, by payload checksum. ``trace`` and errors take names of layers
+            from them.
 
     Raises:
-        ProgramError: it is no program, or a damaged one.
+        ProgramError: the bytes are not a program, or are damaged.
     """
 
     def __init__(self, data: bytes) -> None:
-        content = read(data)
-        check_seal(data, content)
+        content = read_program(data)
+        verify_checksum(data, content)
         if not content.methods:
             raise ProgramError("damaged: it has no methods")
-        self._hold(data, content, {name: signature(content, name) for name in content.methods})
+        self._initialize(data, content, {name: read_signature(content, name) for name in content.methods})
 
-    def _hold(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
-        # First, so that they are released before the bytes, which they read.
+    def _initialize(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
+        # Declared first, so that they are released before ``data``, which the loaded methods read.
         self._methods: dict[str, Any] = {}
-        self._shared: Any = None
+        self._shared_program: Any = None
         self.content = content
-        self.sized = sized_methods(self.content)
+        self.sized = read_sized_methods(self.content)
         self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
@@ -65,21 +70,21 @@ class Program:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """Names of the methods that compute something."""
+        """Names of the methods that compute; constant methods are left out."""
         return tuple(name for name, method in self.content.methods.items() if method.constants is None)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Inputs of ``forward`` (without one, of the first method), with scale and zero point if quantized."""
-        return self.signature(self._main).inputs
+        """Inputs of ``forward``, or of the first method if there is no ``forward``; with scale and zero point."""
+        return self.signature(self._main_method).inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """Outputs of the same method."""
-        return self.signature(self._main).outputs
+        """Outputs of the same method as ``inputs``."""
+        return self.signature(self._main_method).outputs
 
     @property
-    def _main(self) -> str:
+    def _main_method(self) -> str:
         names = self.methods or tuple(self.content.methods)
         return "forward" if "forward" in names else names[0]
 
@@ -101,44 +106,44 @@ class Program:
         pad: Pad | None = None,
         **named: Any,
     ) -> list[Any]:
-        """Execute a method. Of one that was exported in several sizes, the smallest that takes the tensors.
+        """Execute a method. For a method in several sizes, the smallest size that fits the tensors runs.
 
         Args:
-            tensors: one for each input, in the shape and dtype of ``inputs``; or the first ones of them.
-            named: the others, by their names in ``inputs``.
-            backend: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
-            pad: where no size fits exactly, what to fill the tensors up with at their ends, a number or one for each
-                input by name. What is computed of it is cut off the outputs.
+            tensors: the inputs by position, in the shapes and dtypes of ``inputs``.
+            named: the remaining inputs, by their names in ``inputs``.
+            backend: "tosa" executes the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            pad: padding value if no exported size fits exactly: one number, or a number for each input by name.
+                Tensors are padded at the end of each axis, and the outputs are cropped accordingly.
 
         Returns:
-            one tensor for each output.
+            One tensor for each output.
 
         Raises:
-            ValueError: no such method, or the tensors are not what it takes.
-            RunError: this machine cannot run it (the message says what it takes), or it failed.
+            ValueError: there is no such method, or a tensor has the wrong shape or dtype.
+            RunError: this machine lacks something that the program needs (the message names it), or the run failed.
         """
         if backend is not None:
             return self._reference_for(backend).run(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
             return self._run_sized(self.sized[method], tensors, named, pad)
-        given = self._taken(method, tensors, named)
+        inputs = self._bind_inputs(method, tensors, named)
         with self._lock:
-            return self._execute(method, given)
+            return self._execute(method, inputs)
 
     def _run_sized(
         self, sized: SizedMethod, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
         first, *_ = sized.methods
-        given = placed(sized.name, self.signature(first), tensors, named)
-        if len(given) != len(sized.inputs):
-            raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(given)}")
-        sizes = sized.sizes(given)
-        method = sized.chosen(sizes, pad)
-        outputs = self.run(*pad_inputs(given, self.signature(method), pad), method=method)
+        inputs = bind_arguments(sized.name, self.signature(first), tensors, named)
+        if len(inputs) != len(sized.inputs):
+            raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(inputs)}")
+        sizes = sized.sizes(inputs)
+        method = sized.select_method(sizes, pad)
+        outputs = self.run(*pad_inputs(inputs, self.signature(method), pad), method=method)
         return crop_outputs(outputs, sized.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
-        """Execute a method, then the Ethos-U delegates that ran once more: yields each of their operations.
+        """Execute a method, then execute its Ethos-U delegates again and yield each of their operations.
 
         Args:
             tensors: as for ``run``.
@@ -148,25 +153,25 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``.
         """
-        from arm_recipes.runtime.trace import traced
+        from arm_recipes.runtime.trace import trace_delegate
 
-        with plugin.observed() as executions:
+        with plugin.record_executions() as executions:
             self.run(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
             with self._lock:
-                operations = list(traced(number, execution, self.records.get(execution.checksum or b"")))
+                operations = list(trace_delegate(number, execution, self.records.get(execution.checksum or b"")))
             yield from operations
 
     def run_batch(
         self, samples: Iterable[Any], *, method: str = "forward", backend: Literal["tosa"] | None = None
     ) -> Iterator[list[Any]]:
-        """Execute a method for one sample after the other; yields the outputs of each as they come.
+        """Execute a method for each sample; yields the outputs of a sample as soon as it has run.
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
 
         Raises:
-            ValueError, RunError: as ``run``; the message begins with the number of the sample.
+            ValueError, RunError: as ``run``; the message begins with the index of the sample.
         """
         return call_batch(
             lambda *tensors, **named: self.run(*tensors, method=method, backend=backend, **named), samples
@@ -174,7 +179,7 @@ class Program:
 
     @property
     def has_reference(self) -> bool:
-        """Whether ``backend="tosa"`` works: the reference program is there, or nothing in the program needs one."""
+        """Whether ``backend="tosa"`` works: a reference program is loaded, or no delegate needs one."""
         return self.reference is not None or self._is_own_reference
 
     @property
@@ -184,30 +189,30 @@ class Program:
 
     def _reference_for(self, backend: str) -> Program:
         if backend != "tosa":
-            raise ValueError(f"backend={backend!r}: the only other way to run a program is backend='tosa'")
+            raise ValueError(f"backend={backend!r}: unknown backend; give backend='tosa' or leave it out")
         if self.reference is not None:
             return self.reference
         if self._is_own_reference:
             return self
         raise RunError(
-            "backend='tosa' needs the TOSA graphs of this program, which are not there. Keep them at export with "
-            "result.save('model.pte', reference=True), which writes 'model.tosa.pte' beside it; "
-            "load finds it there, or takes it as reference=..."
+            "backend='tosa' needs the TOSA graphs of this program, and no reference program is loaded. Write it at "
+            "export with result.save('model.pte', reference=True), which creates 'model.tosa.pte' beside the program; "
+            "load finds it there, or give its path as reference=..."
         )
 
-    def _taken(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
-        """The tensors as the method takes them, in order."""
+    def _bind_inputs(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """All inputs of the method in order, validated and in the memory layout of the program."""
         expected = self.signature(method)
-        return self._checked(method, expected, placed(method, expected, tensors, named))
+        return self._check_inputs(method, expected, bind_arguments(method, expected, tensors, named))
 
-    def _checked(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
+    def _check_inputs(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
         if len(tensors) != len(expected.inputs):
             names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
-        described = self.content.methods[method].inputs
+        layouts = self.content.methods[method].inputs
         return [
-            checked_input(index, value, kind, tensor)
-            for index, (value, kind, tensor) in enumerate(zip(expected.inputs, described, tensors, strict=True))
+            check_input(index, value, kind, tensor)
+            for index, (value, kind, tensor) in enumerate(zip(expected.inputs, layouts, tensors, strict=True))
         ]
 
     def etdump(
@@ -217,23 +222,29 @@ class Program:
         debug_bytes: int,
         listener: Callable[[plugin.Execution], None],
     ) -> tuple[bytes, bytes, list[Any]]:
-        """Execute a method of the program, loaded anew, with ExecuTorch's event tracer.
+        """Load the program again and execute a method with ExecuTorch's event tracer.
 
         Args:
             tensors: one for each input.
-            debug_bytes: room for the tensors that are logged; the runtime ends the process where it does not suffice.
-            listener: is told of each delegate that has run, and may log what happened inside.
+            debug_bytes: size of the debug buffer for the logged tensors. If it is too small, the runtime aborts the
+                process.
+            listener: called after each delegate; it may log events inside the delegate.
 
         Returns:
-            ETDump, debug buffer, outputs.
+            ETDump, debug buffer and outputs.
 
         Raises:
             ValueError, RunError: as ``run``.
         """
-        given = self._checked(method, self.signature(method), tensors)
-        with self._lock, self._told(method), plugin.loading(self.content.named_data), plugin.listening(listener):
+        inputs = self._check_inputs(method, self.signature(method), tensors)
+        with (
+            self._lock,
+            self._translate_errors(method),
+            plugin.provide_named_data(self.content.named_data),
+            plugin.listen_to_delegates(listener),
+        ):
             program = self._runtime(method).load_program(self.data, enable_etdump=True, debug_buffer_size=debug_bytes)
-            outputs = list(program.load_method(method).execute(given))
+            outputs = list(program.load_method(method).execute(inputs))
         with TemporaryDirectory() as folder:
             paths = Path(folder, "etdump"), Path(folder, "debug")
             program.write_etdump_result_to_file(*map(str, paths))
@@ -241,16 +252,16 @@ class Program:
         return etdump, debug, outputs
 
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        with self._told(name):
+        with self._translate_errors(name):
             method = self._methods.get(name)
             if method is None:
-                with plugin.loading(self.content.named_data):
+                with plugin.provide_named_data(self.content.named_data):
                     method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
 
     @contextmanager
-    def _told(self, name: str) -> Iterator[None]:
-        """What fails in the runtime, with what a delegate says of it."""
+    def _translate_errors(self, name: str) -> Iterator[None]:
+        """Turn an error of the runtime into a ``RunError`` with the message of the delegate that failed."""
         plugin.take_failure()
         try:
             yield
@@ -263,11 +274,11 @@ class Program:
             if not isinstance(cause, Exception):  # Ctrl-C
                 raise cause from None
             kind = type(cause) if isinstance(cause, RunError) else RunError
-            said = named(cause, self.records) if isinstance(cause, RunError) else cause
-            raise kind(f"'{name}' cannot be run: {said}") from cause
+            message = describe_with_origin(cause, self.records) if isinstance(cause, RunError) else cause
+            raise kind(f"'{name}' cannot be run: {message}") from cause
 
     def _runtime(self, name: str) -> Any:
-        """ExecuTorch's, with all that a method takes."""
+        """ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
         from executorch.runtime import Runtime
 
         plugin.install()
@@ -279,16 +290,17 @@ class Program:
     def _load(self, name: str) -> Any:
         runtime = self._runtime(name)
         if not self._shares_state:
-            # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
+            # Methods of one loaded program share their planned memory: one would overwrite the other's buffers.
             return runtime.load_program(self.data).load_method(name)
-        if self._shared is None:  # all methods now: to load one later would give the buffers their first values again
-            self._shared = runtime.load_program(self.data)
-            self._methods |= {method: self._shared.load_method(method) for method in self.methods}
-        return self._methods.get(name) or self._shared.load_method(name)
+        if self._shared_program is None:
+            # Load all methods now: loading one later would reset the shared buffers to their initial values.
+            self._shared_program = runtime.load_program(self.data)
+            self._methods |= {method: self._shared_program.load_method(method) for method in self.methods}
+        return self._methods.get(name) or self._shared_program.load_method(name)
 
     @property
     def _shares_state(self) -> bool:
-        """Whether mutable buffers are kept for several methods: ``share_mutable_buffers`` gives them memory id 2."""
+        """Whether methods share mutable buffers: ``share_mutable_buffers`` places these in memory id 2."""
         return sum(method.arenas > 1 for method in self.content.methods.values()) > 1
 
     def __repr__(self) -> str:
@@ -300,8 +312,9 @@ def _check_backends(method: PteMethod, registered: Iterable[str]) -> None:
     missing = sorted({delegate.backend for delegate in method.delegates} - set(registered))
     if missing:
         raise RunError(
-            f"'{method.name}' needs the backend {', '.join(missing)}, which ExecuTorch's runtime does not have here; "
-            f"it has: {', '.join(sorted(registered))}. Export it without that backend, or load its library first"
+            f"'{method.name}' needs the backend {', '.join(missing)}, which is not registered with ExecuTorch's "
+            f"runtime here; registered: {', '.join(sorted(registered))}. "
+            "Export without that backend, or load its library first"
         )
 
 
@@ -309,6 +322,7 @@ def _check_kernels(method: PteMethod, registered: Iterable[str]) -> None:
     missing = sorted(set(method.operators) - set(registered))
     if missing:
         raise RunError(
-            f"'{method.name}' needs kernels that ExecuTorch's runtime does not have here: {', '.join(missing)}. "
+            f"'{method.name}' needs kernels that are not registered with ExecuTorch's runtime here: "
+            f"{', '.join(missing)}. "
             "Load the library that registers them (torch.ops.load_library or ctypes.CDLL) before the first run"
         )

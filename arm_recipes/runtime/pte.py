@@ -1,7 +1,7 @@
-"""Reads ExecuTorch programs (``.pte``) without a runtime, and without trusting them.
+"""Parser of ExecuTorch programs (``.pte``): reads untrusted files without a runtime.
 
-The classes below that begin with an underscore hold the field numbers of the tables that are read, under the
-names of ExecuTorch's ``program.fbs``; a test compares them with the one that is installed.
+The private classes hold flatbuffer field numbers, under the names of ExecuTorch's ``program.fbs``. A test compares them
+with the installed schema.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 
 _MAGIC: Final = b"ET12"
 _HEADER_MAGIC: Final = b"eh00"
-#: Magic, length of the header, then sizes of the flatbuffer and of what is before the segments, and theirs.
+#: Magic, length of the header, size of the flatbuffer, offset of the segments, size of the segments.
 _HEADER: Final = struct.Struct("<4sIQQQ")
 _HEADER_AT: Final = 8
-#: Programs from before segments were counted end their header before the last number.
+#: Length of the older header, which lacks the size of the segments.
 _SHORT_HEADER: Final = 24
 
 
@@ -99,7 +99,7 @@ class _NamedData:
     segment_index = 1
 
 
-#: The union ``KernelTypes``; an unset one is 0.
+#: Members of the union ``KernelTypes``; 0 is an unset union.
 _KINDS: Final = (
     "NONE",
     "Null",
@@ -116,7 +116,7 @@ _KINDS: Final = (
 )
 #: The enumeration ``DataLocation``.
 _INLINE, _SEGMENT = 0, 1
-#: The enumeration ``ScalarType`` by the names that PyTorch has for its members.
+#: The enumeration ``ScalarType``, by PyTorch's dtype names.
 _DTYPES: Final = {
     0: "uint8",
     1: "int8",
@@ -148,12 +148,12 @@ _DTYPES: Final = {
 
 
 def dtype_number(name: str) -> int:
-    """How ``executorch::aten::ScalarType`` numbers a dtype."""
+    """Number of a dtype in ``executorch::aten::ScalarType``."""
     return next(number for number, known in _DTYPES.items() if known == name)
 
 
 class ProgramError(ArmRecipesError, ValueError):
-    """The bytes are no ExecuTorch program, only a part of one, or a damaged one."""
+    """The bytes are not an ExecuTorch program, or the program is truncated or damaged."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,9 @@ class PteTensor:
 
     Attributes:
         dtype: as PyTorch names it, for example ``int8``.
-        shape: of a dynamic shape, the upper bound.
+        shape: the upper bound, if the shape is dynamic.
         dynamic: whether the shape may be smaller.
-        dim_order: the dimensions from the outermost in memory to the innermost.
+        dim_order: dimensions from the outermost to the innermost in memory.
     """
 
     dtype: str
@@ -173,7 +173,7 @@ class PteTensor:
     dynamic: bool = False
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether the method can be given a tensor of this shape."""
+        """Whether the method accepts a tensor of this shape."""
         if not self.dynamic:
             return shape == self.shape
         return len(shape) == len(self.shape) and all(map(operator.le, shape, self.shape))
@@ -181,12 +181,12 @@ class PteTensor:
 
 @dataclass(frozen=True)
 class PteDelegate:
-    """What a backend executes.
+    """A delegate: the part of a method that a backend executes.
 
     Attributes:
-        backend: its id, for example ``EthosUBackend``.
+        backend: backend id, for example ``EthosUBackend``.
         data: the payload, a view of the program.
-        compile_specs: what the backend was given when it made the payload.
+        compile_specs: compile specs that the payload was compiled with.
     """
 
     backend: str
@@ -199,12 +199,12 @@ class PteMethod:
     """A method of the program.
 
     Attributes:
-        inputs, outputs: tensors; of another value its kind, for example ``Int``.
-        operators: kernels that the firmware must contain, for example ``cortex_m::quantize_per_tensor.out``.
+        inputs, outputs: tensors; for other values the kind, for example ``Int``.
+        operators: CPU kernels that the method calls, for example ``cortex_m::quantize_per_tensor.out``.
         delegates: in program order.
-        constants: what a method without inputs and instructions returns: int, float, bool, str, or a
-            ``PteTensor`` that describes a tensor. None for any other method.
-        planned_bytes: of the buffers in which the tensors between operators lie.
+        constants: results of a constant method (no inputs, no instructions): int, float, bool, str, or a ``PteTensor``
+            that describes a tensor. None for any other method.
+        planned_bytes: total size of the memory-planned buffers, which hold the intermediate tensors.
         arenas: number of these buffers.
     """
 
@@ -220,22 +220,22 @@ class PteMethod:
 
 @dataclass(frozen=True)
 class PteProgram:
-    """A program.
+    """A parsed program.
 
     Attributes:
-        methods: by name, constant ones included.
-        named_data: views of the program.
+        methods: by name, including constant methods.
+        named_data: views of the program, by key.
     """
 
     methods: dict[str, PteMethod]
     named_data: dict[str, memoryview]
 
 
-def read(data: bytes | memoryview) -> PteProgram:
-    """Read a program. Payloads are views of ``data``, which must not change while they are used.
+def read_program(data: bytes | memoryview) -> PteProgram:
+    """Parse a program. Payloads are views of ``data``, which must not change while they are in use.
 
     Raises:
-        ProgramError: it is no program, or it is truncated or damaged; the message says where.
+        ProgramError: the bytes are not a program, or are truncated or damaged; the message says where.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).program()
@@ -244,10 +244,10 @@ def read(data: bytes | memoryview) -> PteProgram:
 
 
 class _Reader:
-    """Reads one program."""
+    """Parser of one program."""
 
     def __init__(self, data: memoryview) -> None:
-        program, segments = _split(data)
+        program, segments = _split_segments(data)
         self._root = Flatbuffer(program).root
         self._segments = [
             _segment(index, segments, table.number(_DataSegment.offset, "Q"), table.number(_DataSegment.size, "Q"))
@@ -258,30 +258,33 @@ class _Reader:
 
     def program(self) -> PteProgram:
         methods = [self._method(plan) for plan in self._root.tables(_Program.execution_plan)]
-        named = [
+        named_data = [
             (table.text(_NamedData.key), self._segment(table.number(_NamedData.segment_index, "I")))
             for table in self._root.tables(_Program.named_data)
         ]
         return PteProgram(
-            _unique([(method.name, method) for method in methods], "methods"), _unique(named, "pieces of named data")
+            _unique_by_name([(method.name, method) for method in methods], "methods"),
+            _unique_by_name(named_data, "entries of named data"),
         )
 
     def _method(self, plan: Table) -> PteMethod:
         values = plan.tables(_ExecutionPlan.values)
-        inputs = [_at(values, index, "value") for index in plan.numbers(_ExecutionPlan.inputs, "i")]
-        outputs = [_at(values, index, "value") for index in plan.numbers(_ExecutionPlan.outputs, "i")]
-        idle = not any(len(chain.tables(_Chain.instructions)) for chain in plan.tables(_ExecutionPlan.chains))
-        # The runtime counts buffers from 1; what stands at 0 means nothing.
+        inputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.inputs, "i")]
+        outputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.outputs, "i")]
+        has_no_instructions = not any(
+            len(chain.tables(_Chain.instructions)) for chain in plan.tables(_ExecutionPlan.chains)
+        )
+        # The runtime numbers buffers from 1; entry 0 is unused.
         sizes = plan.numbers(_ExecutionPlan.non_const_buffer_sizes, "q")[1:]
         if any(size < 0 for size in sizes):
-            raise ProgramError(f"damaged: a buffer of {min(sizes)} bytes")
+            raise ProgramError(f"damaged: a planned buffer has {min(sizes)} bytes")
         return PteMethod(
             name=plan.text(_ExecutionPlan.name),
-            inputs=tuple(map(_type, inputs)),
-            outputs=tuple(map(_type, outputs)),
-            operators=tuple(map(_operator, plan.tables(_ExecutionPlan.operators))),
+            inputs=tuple(map(_describe_value, inputs)),
+            outputs=tuple(map(_describe_value, outputs)),
+            operators=tuple(map(_operator_name, plan.tables(_ExecutionPlan.operators))),
             delegates=tuple(map(self._delegate, plan.tables(_ExecutionPlan.delegates))),
-            constants=tuple(map(_constant, outputs)) if idle and not inputs else None,
+            constants=tuple(map(_constant_value, outputs)) if has_no_instructions and not inputs else None,
             planned_bytes=sum(sizes),
             arenas=len(sizes),
         )
@@ -294,33 +297,35 @@ class _Reader:
         location = reference.number(_BackendDelegateDataReference.location, "b")
         index = reference.number(_BackendDelegateDataReference.index, "I")
         if location not in (_INLINE, _SEGMENT):
-            raise ProgramError(f"damaged: the payload of a delegate for {backend!r} is at the unknown place {location}")
-        data = _at(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
+            raise ProgramError(
+                f"damaged: the payload of a delegate for {backend!r} has the unknown location {location}"
+            )
+        data = _element(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
         tables = delegate.tables(_BackendDelegate.compile_specs)
-        specs = {spec.text(_CompileSpec.key): spec.copied(_CompileSpec.value) for spec in tables}
-        if "" in specs:  # the runtime would read from the null pointer
+        specs = {spec.text(_CompileSpec.key): spec.read_bytes(_CompileSpec.value) for spec in tables}
+        if "" in specs:  # the runtime would dereference a null pointer
             raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
         return PteDelegate(backend, data, specs)
 
     def _segment(self, index: int) -> memoryview:
-        return _at(self._segments, index, "segment")
+        return _element(self._segments, index, "segment")
 
 
-def _split(data: memoryview) -> tuple[memoryview, memoryview]:
-    """The flatbuffer and the segments that follow it."""
+def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
+    """Split a file into the flatbuffer and the segments that follow it."""
     if len(data) < _HEADER_AT:
-        raise ProgramError(f"truncated: {len(data)} bytes are too few for a program")
+        raise ProgramError(f"truncated: a file of {len(data)} bytes is too short for a program")
     magic = bytes(data[4:_HEADER_AT])
     if magic != _MAGIC:
         raise ProgramError(f"not an ExecuTorch program (magic {magic!r}, expected {_MAGIC!r})")
     if bytes(data[_HEADER_AT : _HEADER_AT + len(_HEADER_MAGIC)]) != _HEADER_MAGIC:
         return data, data[:0]
     if len(data) < _HEADER_AT + _HEADER.size:
-        raise ProgramError(f"truncated: {len(data)} bytes end in the header")
+        raise ProgramError(f"truncated: the file ends inside its header, after {len(data)} bytes")
     _, length, program_bytes, base, segment_bytes = _HEADER.unpack_from(data, _HEADER_AT)
     if length < _HEADER.size:
         if length < _SHORT_HEADER:
-            raise ProgramError(f"damaged: a header of {length} bytes")
+            raise ProgramError(f"damaged: the header has {length} bytes")
         segment_bytes = 0
     for what, end in (("program", program_bytes), ("segments", base + segment_bytes)):
         if end > len(data):
@@ -335,45 +340,45 @@ def _segment(index: int, segments: memoryview, offset: int, count: int) -> memor
     return segments[offset : offset + count]
 
 
-def _type(value: Table) -> PteTensor | str:
-    """What kind of value it is."""
-    kind = _at(_KINDS, value.number(_EValue.val_type, "B"), "kind of value")
-    return _tensor(_content(value)) if kind == "Tensor" else kind
+def _describe_value(value: Table) -> PteTensor | str:
+    """The tensor's description, or the kind of any other value."""
+    kind = _element(_KINDS, value.number(_EValue.val_type, "B"), "kind of value")
+    return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
-def _constant(value: Table) -> object:
-    """The value itself, of a tensor what it is like; None for a kind that ExecuTorch makes no constant of."""
-    kind = _type(value)
+def _constant_value(value: Table) -> object:
+    """The value, or a tensor's description; None for kinds that ExecuTorch does not store as constants."""
+    kind = _describe_value(value)
     if kind == "Int":
-        return _content(value).number(_Scalar.value, "q")
+        return _union_table(value).number(_Scalar.value, "q")
     if kind == "Bool":
-        return bool(_content(value).number(_Scalar.value, "B"))
+        return bool(_union_table(value).number(_Scalar.value, "B"))
     if kind == "Double":
-        return _content(value).real(_Scalar.value)
+        return _union_table(value).double(_Scalar.value)
     if kind == "String":
-        return _content(value).text(_Scalar.value)
+        return _union_table(value).text(_Scalar.value)
     return kind if isinstance(kind, PteTensor) else None
 
 
-def _content(value: Table) -> Table:
+def _union_table(value: Table) -> Table:
     table = value.table(_EValue.val)
     if table is None:
-        raise ProgramError("damaged: a value is empty")
+        raise ProgramError("damaged: a value has no content")
     return table
 
 
-def _tensor(tensor: Table) -> PteTensor:
+def _describe_tensor(tensor: Table) -> PteTensor:
     dtype = tensor.number(_Tensor.scalar_type, "b")
     shape = tensor.numbers(_Tensor.sizes, "i")
     order = tensor.numbers(_Tensor.dim_order, "B")
     if dtype not in _DTYPES:
-        raise ProgramError(f"damaged: a tensor has the unknown type {dtype}")
+        raise ProgramError(f"damaged: a tensor has the unknown scalar type {dtype}")
     if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
-        raise ProgramError(f"damaged: a tensor has the shape {list(shape)} with the order {list(order)}")
+        raise ProgramError(f"damaged: a tensor has the shape {list(shape)} with the dimension order {list(order)}")
     return PteTensor(_DTYPES[dtype], shape, order, tensor.number(_Tensor.shape_dynamism, "b") != 0)
 
 
-def _operator(kernel: Table) -> str:
+def _operator_name(kernel: Table) -> str:
     name, overload = kernel.text(_Operator.name), kernel.text(_Operator.overload)
     return f"{name}.{overload}" if overload else name
 
@@ -381,14 +386,14 @@ def _operator(kernel: Table) -> str:
 _Item = TypeVar("_Item")
 
 
-def _at(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
-        raise ProgramError(f"damaged: {what} {index:,} of {len(items):,} is used")
+        raise ProgramError(f"damaged: it refers to {what} {index:,}, and there are {len(items):,}")
     return items[index]
 
 
-def _unique(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
-    named = dict(items)
-    if len(named) < len(items):
-        raise ProgramError(f"damaged: two {what} have one name")
-    return named
+def _unique_by_name(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
+    named_data = dict(items)
+    if len(named_data) < len(items):
+        raise ProgramError(f"damaged: two {what} have the same name")
+    return named_data

@@ -1,4 +1,7 @@
-"""What the methods of a program take and return, with the names and the quantization that ``export`` stored."""
+"""Method signatures: inputs and outputs with names and quantization parameters, and the metadata that stores them.
+
+``export`` stores the metadata as JSON in the program's named data. It begins with a CRC-32 of the file.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor
 from arm_recipes.runtime.shape_variants import SizedMethod
 from arm_recipes.runtime.tensor_info import TensorInfo
 
-#: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
+#: Key of the metadata in the program's named data. The runtime reads named data only on request.
 NAMES_KEY = "arm_recipes"
-#: How what is stored begins; the checksum of the whole file follows, taken with eight zeros in its own place.
-_SEAL, _UNSEALED = b'{"crc32": "', "00000000"
-_SEALED = re.compile(re.escape(_SEAL) + rb'([0-9a-f]{8})", "methods": ')
-#: What ``stages.edge_manager`` publishes about a quantized input or output, each by a constant method.
-_PUBLISHED = ("scale", "zp", "quant_min", "quant_max", "dtype")
+#: Beginning of the metadata; the CRC-32 of the file follows. It is computed with the placeholder in its own place.
+_CHECKSUM_PREFIX, _CHECKSUM_PLACEHOLDER = b'{"crc32": "', "00000000"
+_CHECKSUM_PATTERN = re.compile(re.escape(_CHECKSUM_PREFIX) + rb'([0-9a-f]{8})", "methods": ')
+#: Suffixes of the constant methods by which ``stages.edge_manager`` publishes the quantization of an input or output.
+_QUANTIZATION_SUFFIXES = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
 
 @dataclass(frozen=True)
 class OtherValue:
-    """An input or output that is no tensor.
+    """An input or output that is not a tensor.
 
     Attributes:
-        kind: by ExecuTorch's name, for example ``Int``.
+        kind: ExecuTorch's name of the kind, for example ``Int``.
     """
 
     name: str
@@ -45,34 +48,34 @@ class Signature:
     """Inputs and outputs of a method.
 
     Attributes:
-        published: the constant methods that tell the quantization of both.
+        quantization_methods: names of the constant methods that publish their quantization parameters.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    published: frozenset[str]
+    quantization_methods: frozenset[str]
 
 
-def signature(program: PteProgram, method: str) -> Signature:
-    """Inputs and outputs of a method. Without stored names they are ``input0``, ``output0`` and so on.
+def read_signature(program: PteProgram, method: str) -> Signature:
+    """Read the signature of a method. Without stored names, values are named ``input0``, ``output0`` and so on.
 
     Raises:
         KeyError: there is no such method.
     """
-    found = program.methods[method]
-    names = _stored_names(program, method)
+    description = program.methods[method]
+    names = _read_names(program, method)
     published: set[str] = set()
 
-    def values(side: str, given: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
+    def values(side: str, descriptions: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
         known = names.get(f"{side}s")
-        if not isinstance(known, list) or len(known) != len(given) or not all(isinstance(n, str) for n in known):
-            known = [f"{side}{index}" for index in range(len(given))]
+        if not isinstance(known, list) or len(known) != len(descriptions) or not all(isinstance(n, str) for n in known):
+            known = [f"{side}{index}" for index in range(len(descriptions))]
         result: list[Value] = []
-        for index, (name, value) in enumerate(zip(known, given, strict=True)):
+        for index, (name, value) in enumerate(zip(known, descriptions, strict=True)):
             if isinstance(value, str):
                 result.append(OtherValue(name, value))
                 continue
-            methods = {key: f"{method}_{side}{index}_{key}" for key in _PUBLISHED}
+            methods = {key: f"{method}_{side}{index}_{key}" for key in _QUANTIZATION_SUFFIXES}
             scale = _constant(program, methods["scale"])
             zero_point = _constant(program, methods["zp"])
             if isinstance(scale, float) and type(zero_point) is int:
@@ -82,23 +85,29 @@ def signature(program: PteProgram, method: str) -> Signature:
                 result.append(TensorInfo(name, value.dtype, value.shape))
         return tuple(result)
 
-    return Signature(values("input", found.inputs), values("output", found.outputs), frozenset(published))
+    return Signature(values("input", description.inputs), values("output", description.outputs), frozenset(published))
 
 
 def _constant(program: PteProgram, method: str) -> object:
-    """What a constant method returns; None if there is no such method, or if it returns several values."""
-    found = program.methods.get(method)
-    return found.constants[0] if found is not None and found.constants and len(found.constants) == 1 else None
+    """Result of a constant method; None if there is no such method, or if it has several results."""
+    description = program.methods.get(method)
+    return (
+        description.constants[0]
+        if description is not None and description.constants and len(description.constants) == 1
+        else None
+    )
 
 
-def stored_names(
+def encode_metadata(
     methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]],
     tosa_of: str | None = None,
     sized: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """What is stored: names of inputs and outputs by method; for a reference program, the SHA-256 of its original.
+    """Encode the metadata: names of inputs and outputs by method.
 
     Args:
+        methods: inputs and outputs by method.
+        tosa_of: for a reference program, the SHA-256 of the program that it belongs to, in hexadecimal.
         sized: see ``arm_recipes.samples.sizes.Sized.told``, by the name of the method.
     """
     sides = {
@@ -106,68 +115,75 @@ def stored_names(
         for method, (inputs, outputs) in methods.items()
     }
     others = {"tosa_of": tosa_of, "sized": sized}
-    told = {key: value for key, value in others.items() if value}
-    return json.dumps({"crc32": _UNSEALED, "methods": sides} | told).encode()
+    optional = {key: value for key, value in others.items() if value}
+    return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": sides} | optional).encode()
 
 
-def sealed(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
-    """The program that ``pieces`` make up, with its checksum in what is stored, which lies in one of them.
+def insert_checksum(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+    """Replace the checksum placeholder in the metadata by the CRC-32 of the program.
 
-    In pieces too: a program with large weights need not be in memory twice to be written.
+    Args:
+        pieces: the program in consecutive pieces; one of them holds the metadata.
+
+    Returns:
+        The program in pieces, without a copy, so that large weights are in memory only once.
     """
-    unsealed, checksum = _SEAL + _UNSEALED.encode(), 0
+    unsealed, checksum = _CHECKSUM_PREFIX + _CHECKSUM_PLACEHOLDER.encode(), 0
     for piece in pieces:
         checksum = zlib.crc32(piece, checksum)
     parts: list[bytes | memoryview] = [*pieces]
     last = next((i for i, piece in reversed([*enumerate(pieces)]) if unsealed in piece), None)
     if last is not None:
-        at, view = pieces[last].rindex(unsealed) + len(_SEAL), memoryview(pieces[last])
-        parts[last : last + 1] = [view[:at], f"{checksum:08x}".encode(), view[at + len(_UNSEALED) :]]
+        at, view = pieces[last].rindex(unsealed) + len(_CHECKSUM_PREFIX), memoryview(pieces[last])
+        parts[last : last + 1] = [view[:at], f"{checksum:08x}".encode(), view[at + len(_CHECKSUM_PLACEHOLDER) :]]
     return parts
 
 
-def check_seal(data: bytes, program: PteProgram) -> None:
-    """Compare a program with its checksum. A damaged one could crash the runtime, or give other numbers.
+def verify_checksum(data: bytes, program: PteProgram) -> None:
+    """Verify the checksum of a program. A damaged program could crash the runtime or return wrong results.
 
     Raises:
-        ProgramError: they differ.
+        ProgramError: the checksum differs or cannot be read.
     """
-    # Sought in the file, not where its tables say: those may be what is damaged.
-    seal = _SEALED.match(data, max(data.rfind(_SEAL), 0))
-    if seal is None:
+    # Search the file for the metadata: the tables that locate it may be damaged themselves.
+    match = _CHECKSUM_PATTERN.match(data, max(data.rfind(_CHECKSUM_PREFIX), 0))
+    if match is None:
         if NAMES_KEY in program.named_data:
-            raise ProgramError("damaged: its checksum cannot be read; export or copy the program again")
+            raise ProgramError("damaged: its checksum is unreadable; export or copy the program again")
         return
-    first, last = seal.span(1)
-    seen = zlib.crc32(data[:first] + _UNSEALED.encode() + data[last:])
-    if seal[1] not in (_UNSEALED.encode(), f"{seen:08x}".encode()):
+    first, last = match.span(1)
+    seen = zlib.crc32(data[:first] + _CHECKSUM_PLACEHOLDER.encode() + data[last:])
+    if match[1] not in (_CHECKSUM_PLACEHOLDER.encode(), f"{seen:08x}".encode()):
         raise ProgramError("damaged: its CRC-32 is not the one recorded at export; export or copy the program again")
 
 
-def _stored_names(program: PteProgram, method: str) -> dict[str, Any]:
-    """The names of one method; empty if none are stored, or something else under their key."""
-    methods = _stored(program).get("methods")
+def _read_names(program: PteProgram, method: str) -> dict[str, Any]:
+    """Names of the inputs and outputs of one method; empty if there are none, or if the metadata is malformed."""
+    methods = _read_metadata(program).get("methods")
     names = methods.get(method) if isinstance(methods, dict) else None
     return names if isinstance(names, dict) else {}
 
 
-def reference_of(program: PteProgram) -> str | None:
-    """SHA-256 of the program that this is the reference program of, in hexadecimal; None if it is none."""
-    digest = _stored(program).get("tosa_of")
+def read_reference_digest(program: PteProgram) -> str | None:
+    """SHA-256 of the program that a reference program belongs to, in hexadecimal; None for other programs."""
+    digest = _read_metadata(program).get("tosa_of")
     return digest if isinstance(digest, str) else None
 
 
-def sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
-    """Methods that were exported in several sizes, by name; none if what is stored of them is something else."""
+def read_sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
+    """Methods that were exported in several sizes, by name; empty if the metadata is malformed."""
     try:
-        found = {name: SizedMethod.of(name, told) for name, told in dict(_stored(program).get("sized") or {}).items()}
+        methods = {
+            name: SizedMethod.from_dict(name, stored)
+            for name, stored in dict(_read_metadata(program).get("sized") or {}).items()
+        }
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
-    return {name: sized for name, sized in found.items() if set(sized.methods) <= set(program.methods)}
+    return {name: sized for name, sized in methods.items() if set(sized.methods) <= set(program.methods)}
 
 
-def _stored(program: PteProgram) -> dict[str, Any]:
-    """What ``export`` stored; empty if it stored nothing, or something else is under its key."""
+def _read_metadata(program: PteProgram) -> dict[str, Any]:
+    """The metadata; empty if there is none, or if it is not a JSON object."""
     try:
         stored = json.loads(bytes(program.named_data.get(NAMES_KEY, b"")))
     except (ValueError, RecursionError):

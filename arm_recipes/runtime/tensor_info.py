@@ -14,9 +14,9 @@ class TensorInfo:
     """An input or output of the program.
 
     Attributes:
-        dtype: as PyTorch names it, for example ``int8``.
-        scale, zero_point: an integer stands for the real number ``(integer - zero_point) * scale``.
-            None where the tensor is not quantized.
+        dtype: PyTorch's name, for example ``int8``.
+        scale, zero_point: quantization parameters: ``real = (integer - zero_point) * scale``. None if the tensor is not
+            quantized.
     """
 
     name: str
@@ -26,7 +26,7 @@ class TensorInfo:
     zero_point: int | None = None
 
     def quantize(self, real: torch.Tensor) -> torch.Tensor:
-        """The integers that the program takes for real numbers, rounded half to even and saturated.
+        """Quantize real numbers for the program: round half to even, then saturate.
 
         Raises:
             ValueError: the tensor is not quantized.
@@ -39,7 +39,7 @@ class TensorInfo:
         return (torch.round(real / scale) + zero_point).clamp(limits.min, limits.max).to(dtype)
 
     def dequantize(self, integers: torch.Tensor) -> torch.Tensor:
-        """The real numbers that integers of the program stand for.
+        """Dequantize integers of the program to float32.
 
         Raises:
             ValueError: the tensor is not quantized.
@@ -48,14 +48,14 @@ class TensorInfo:
         return (integers.float() - zero_point) * scale
 
     def to_program(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the program takes for a tensor of the model: integers for real numbers where it is quantized."""
+        """Convert a tensor of the model for the program: quantize floats if the tensor is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 
         quantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.FLOAT
         return self.quantize(tensor) if quantizes else tensor
 
     def to_model(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What a tensor of the program is in the model: real numbers for integers where it is quantized."""
+        """Convert a tensor of the program for the model: dequantize integers if the tensor is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 
         dequantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.INTEGER

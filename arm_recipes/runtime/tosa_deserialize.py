@@ -1,8 +1,8 @@
-"""TOSA flatbuffer -> TOSA graph, the inverse of ``arm_backend_core.tosa.serialize``. Damage is an error.
+"""TOSA deserialization: flatbuffer -> ``Graph``, the inverse of ``arm_backend_core.tosa.serialize``.
 
-The record of an operator says which fields its attribute table has, in their order, and which operands are constants.
-What no record describes is refused: an operator that we never write, a number of operands or results that the operator
-does not have, a shape or a zero point that is no constant.
+An operator's record lists the fields of its attribute table in order, and its constant operands. Whatever the records
+do not describe is an error: an operator that we never write, a wrong number of operands or results, a shape or zero
+point that is not constant. Damage is an error, too.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from arm_recipes.runtime.tosa_graph import (
 )
 
 Array = np.ndarray[Any, Any]
-#: What a field of an attribute table holds: an enumeration of TOSA's, a ``struct`` letter of one number, or bytes. All
-#: others are vectors of int32.
+#: Attribute field -> its type: an enumeration of TOSA, a ``struct`` format letter, or bytes. All other fields are
+#: vectors of int32.
 _FIELDS: Final = {
     "nan_mode": "NanPropagationMode",
     "rounding_mode": "RoundingMode",
@@ -39,14 +39,14 @@ _FIELDS: Final = {
     **dict.fromkeys(("local_bound", "per_channel", "round", "scale32", "input_unsigned", "output_unsigned"), "?"),
     **dict.fromkeys(("min_val", "max_val"), "bytes"),
 }
-#: Constant operands of more than one element; of the others the graph has the number.
+#: Constant operands with more than one element; the graph stores the others as numbers.
 _VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
-#: Operators that hold graphs: the names of both.
+#: Operators with nested graphs -> the names of both.
 _GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
-#: numpy's; TOSA's levels have 6 at most.
-_MOST_DIMENSIONS: Final = 32
+#: numpy's limit; TOSA's levels allow at most 6.
+_MAX_DIMENSIONS: Final = 32
 _CONSTANTS: Final = ("CONST", "CONST_SHAPE")
-#: Formats of floating point that numpy lacks, by their names in ml_dtypes; bits of those that are packed.
+#: Floating-point formats that numpy lacks -> name in ml_dtypes. ``_PACKED``: bits of an element of packed formats.
 _FORMATS: Final = {
     DType.BF16: "bfloat16",
     DType.FP8E4M3: "float8_e4m3fn",
@@ -60,11 +60,11 @@ _PACKED: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3
 
 
 def deserialize(flatbuffer: bytes) -> Graph:
-    """Read the graph of a TOSA flatbuffer, of TOSA 1.0 or the draft of 1.1. Operators have no origins.
+    """Read the graph of a TOSA flatbuffer (TOSA 1.0 or the draft of 1.1). Its operators have no origins.
 
     Raises:
-        PayloadError: it is damaged, or has what the records of operators do not describe; whether the specification
-            allows what it has is another question (``arm_backend_core.tosa.legality``).
+        PayloadError: the flatbuffer is damaged, or contains something that the operator records do not describe.
+            Legality is checked separately, by ``arm_backend_core.tosa.legality``.
     """
     try:
         return _Reader(flatbuffer).graph("")
@@ -84,7 +84,7 @@ class _Reader:
         self.waiting = set(self.regions)
 
     def graph(self, region: str) -> Graph:
-        """Each region is read once: one that holds itself would have no end."""
+        """Read a region. Each region is read once, because a region that contains itself would recurse forever."""
         if region not in self.waiting:
             raise PayloadError(f"the region '{region}' is missing, or held by two operators")
         self.waiting.remove(region)
@@ -94,22 +94,22 @@ class _Reader:
         return _Block(self, region, blocks[0]).read()
 
     def member(self, enumeration: str, number: int) -> str:
-        """The name of a number in one of TOSA's enumerations."""
+        """Name of a member of one of TOSA's enumerations."""
         try:
             return str(getattr(self.ts, enumeration)(number).name)
         except ValueError:
             raise PayloadError(f"unknown {enumeration} {number}") from None
 
     def dtype(self, number: int) -> DType:
-        """An element type that the compiler has."""
+        """Element type; only those that the compiler supports."""
         name = self.member("DType", number)
         if name not in DType.__members__:
-            raise PayloadError(f"tensors of {name} are not read")
+            raise PayloadError(f"tensors of type {name} are not supported")
         return DType[name]
 
 
 class _Block:
-    """The one block of a region."""
+    """Reader of the only block of a region."""
 
     def __init__(self, reader: _Reader, region: str, block: Table) -> None:
         self.reader, self.region, self.block = reader, region, block
@@ -129,11 +129,11 @@ class _Block:
             except PayloadError as error:
                 kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
                 raise PayloadError(f"operator {number}, {kind}: {error}") from None
-        graph.outputs = [self._known(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
+        graph.outputs = [self._look_up(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
         return graph
 
     def _operator(self, table: Table) -> list[Op]:
-        """The operator; nothing for a constant, which is a value."""
+        """Read an operator. The list is empty for a constant, which becomes a value."""
         kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
         inputs, outputs = table.texts(_TosaOperator.inputs), table.texts(_TosaOperator.outputs)
         if kind in _CONSTANTS:
@@ -144,7 +144,7 @@ class _Block:
             raise PayloadError("it has no attributes")
         if kind in _GRAPHS:
             graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_GRAPHS[kind])}
-            op = self._made(kind, [self._known(name) for name in inputs], outputs, graphs)
+            op = self._create_op(kind, [self._look_up(name) for name in inputs], outputs, graphs)
             _check_graphs(op, **graphs)
             return [op]
         record = OPERATORS.get(kind)
@@ -156,12 +156,12 @@ class _Block:
         if data != wanted or len(outputs) != results:
             expected = f"{wanted + len(record.operands)} operands and {results} results"
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not {expected}")
-        operands = [self._known(name) for name in inputs[:data]]
-        op = self._made(kind, operands, outputs, {})
+        operands = [self._look_up(name) for name in inputs[:data]]
+        op = self._create_op(kind, operands, outputs, {})
         op.attrs = self._attributes(record, op, fields, inputs[data:])
         return [op]
 
-    def _made(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
+    def _create_op(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
         if not outputs:
             raise PayloadError("it has no result")
         first, *more = [self._value(name, name) for name in outputs]
@@ -171,22 +171,22 @@ class _Block:
         return op
 
     def _value(self, name: str, ours: str) -> Value:
-        """A tensor that is not known yet."""
+        """Create the value of a tensor that no operator has defined yet."""
         tensor = self.tensors.get(name)
         if tensor is None or name in self.values:
-            raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'there twice'}")
+            raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'defined twice'}")
         if tensor.number(_TosaTensor.variable, "B"):
             raise PayloadError(f"the tensor '{name}' is a variable")
         dtype = self.reader.dtype(tensor.number(_TosaTensor.type, "I"))
         shape = tensor.numbers(_TosaTensor.shape, "i")
-        if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+        if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
             raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
         self.values[name] = Value(shape, dtype, ours)
         return self.values[name]
 
-    def _known(self, name: str) -> Value:
+    def _look_up(self, name: str) -> Value:
         if name not in self.values:
-            raise PayloadError(f"the tensor '{name}' is read before it is made")
+            raise PayloadError(f"the tensor '{name}' is read before it is defined")
         return self.values[name]
 
     def _constant(self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
@@ -194,7 +194,7 @@ class _Block:
             raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not one result alone")
         if kind == "CONST":
             value = self._value(outputs[0], "")
-            value.data = _array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
+            value.data = _read_array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
         elif outputs[0] in self.shapes:
             shape = self.shapes[outputs[0]]
             rank, data = shape.number(_TosaShape.rank, "I"), shape.view(_TosaShape.data)
@@ -209,17 +209,17 @@ class _Block:
         for (name, how), operand in zip(record.operands, constants, strict=True):
             if how == "shape":
                 if operand not in self.constant_shapes:
-                    raise PayloadError(f"its {name} is no constant shape")
+                    raise PayloadError(f"its {name} is not a constant shape")
                 attrs[name] = list(self.constant_shapes[operand])
                 continue
-            value = self._known(operand)
+            value = self._look_up(operand)
             if how == "multiplier":
                 dtype = DType.INT32 if attrs["scale32"] else DType.INT16
             elif how in ("input0", "input1", "output"):
                 dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
             else:
                 dtype = DType(how)
-            attrs[name] = _parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
+            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
         return attrs
 
     def _field(self, fields: Table, number: int, name: str, op: Op) -> Any:
@@ -228,7 +228,7 @@ class _Block:
             return self.reader.dtype(fields.number(number, "I"))
         if how == "bytes":
             data = fields.view(number)
-            return _array(data, Value((), op.output.dtype)).item()
+            return _read_array(data, Value((), op.output.dtype)).item()
         if len(how) > 1:
             return self.reader.member(how, fields.number(number, "I"))
         if how == "?":
@@ -237,7 +237,10 @@ class _Block:
 
 
 def _check_graphs(op: Op, **graphs: Graph) -> None:
-    """A condition is one boolean; graphs take and give what the operator does (TOSA 1.0, COND_IF and WHILE_LOOP)."""
+    """Check nested graphs: one boolean condition, matching inputs and outputs.
+
+    Source: TOSA 1.0, COND_IF and WHILE_LOOP.
+    """
     first, second = graphs.values()
     if op.kind == "COND_IF":
         conditions, operands, results = op.inputs[:1], op.inputs[1:], [(graph, op.results) for graph in (first, second)]
@@ -248,21 +251,21 @@ def _check_graphs(op: Op, **graphs: Graph) -> None:
     pairs = [(graph.inputs, operands) for graph in (first, second)]
     for ours, theirs in pairs + [(graph.outputs, values) for graph, values in results]:
         if [(x.shape, x.dtype) for x in ours] != [(x.shape, x.dtype) for x in theirs]:
-            raise PayloadError(f"a graph that it holds has {ours}, where it has {theirs}")
+            raise PayloadError(f"its nested graph has {ours}, and it has {theirs}")
 
 
-def _parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
-    """A constant operand as the graph has it: an array, or the number."""
+def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
+    """Value of a constant operand: an array, or a number."""
     if value.data is None:
-        raise PayloadError(f"its {name} is no constant")
+        raise PayloadError(f"its {name} is not a constant")
     if value.dtype is not dtype or value.rank != 1 or (value.size != 1 and not vector):
         size = "a vector" if vector else "[1]"
         raise PayloadError(f"its {name} is {value!r}, not {dtype.value} of shape {size}")
     return value.data if vector else value.data.item()
 
 
-def _array(data: memoryview, value: Value) -> Array:
-    """The elements of a constant, in the numpy type that the graph keeps them in."""
+def _read_array(data: memoryview, value: Value) -> Array:
+    """Elements of a constant, in the numpy dtype that the graph stores."""
     bits = _PACKED.get(value.dtype, 8 * value.dtype.bytes)
     count = prod(value.shape)
     length = (count * bits + 7) // 8
@@ -270,7 +273,7 @@ def _array(data: memoryview, value: Value) -> Array:
         raise PayloadError(f"{value!r} has {len(data)} bytes, not {length}")
     raw = np.frombuffer(data[:length], np.uint8)
     if value.dtype in _PACKED or value.dtype is DType.INT48:
-        raw = _unpacked(raw, bits, count, signed=not value.dtype.is_float)
+        raw = _unpack(raw, bits, count, signed=not value.dtype.is_float)
     if value.dtype in _FORMATS:
         import ml_dtypes
 
@@ -285,8 +288,8 @@ def _array(data: memoryview, value: Value) -> Array:
     return np.array(elements.reshape(value.shape), order="C")
 
 
-def _unpacked(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
-    """Numbers of ``bits`` bits, the first in the lowest bits of the first byte."""
-    places = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
-    numbers = places @ (np.int64(1) << np.arange(bits, dtype=np.int64))
-    return numbers - ((places[:, -1] << bits) if signed else 0)
+def _unpack(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
+    """Unpack numbers of ``bits`` bits; the first one is in the lowest bits of the first byte."""
+    bit_rows = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
+    numbers = bit_rows @ (np.int64(1) << np.arange(bits, dtype=np.int64))
+    return numbers - ((bit_rows[:, -1] << bits) if signed else 0)

@@ -1,6 +1,6 @@
-"""Reads TOSA flatbuffers: what they take and give, their operators, where their constants lie. Damage is an error.
+"""Parser of TOSA flatbuffers: inputs, outputs, operators and the positions of constants. Damage is an error.
 
-The classes that begin with an underscore hold field numbers, under the names of ``tosa.fbs`` (tosa-tools).
+The private classes hold flatbuffer field numbers, under the names of ``tosa.fbs`` (tosa-tools).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _TosaBasicBlock:
 
 class _TosaOperator:
     op = 0
-    attribute = 2  # a union, whose kind is field 1
+    attribute = 2  # a union, whose type is field 1
     inputs = 3
     outputs = 4
 
@@ -63,7 +63,7 @@ class _TosaShape:
     data = 2
 
 
-#: The enumeration ``DType`` of TOSA, by PyTorch's names where it has the type.
+#: TOSA's enumeration ``DType`` -> PyTorch's dtype name, if PyTorch has the type.
 _TOSA_DTYPES: Final = {
     1: "bool",
     2: "int4",
@@ -78,7 +78,7 @@ _TOSA_DTYPES: Final = {
     12: "float8_e5m2",
     17: "int64",
 }
-#: Bits of an element, by the same enumeration; the compiler's shapes are no data.
+#: TOSA's enumeration ``DType`` -> bits of an element. Tensors of shapes have no data, so SHAPE is missing.
 _TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
 _TOSA_MAGIC: Final = b"TOSA"
 
@@ -88,8 +88,8 @@ class TosaPayload:
     """A TOSA flatbuffer.
 
     Attributes:
-        version: of TOSA.
-        operators: number of them in all blocks.
+        version: version of TOSA.
+        operators: number of operators in all blocks.
     """
 
     version: str
@@ -99,10 +99,10 @@ class TosaPayload:
 
 
 def read_tosa(data: memoryview) -> TosaPayload:
-    """Describe a TOSA flatbuffer.
+    """Parse and describe a TOSA flatbuffer.
 
     Raises:
-        PayloadError: it is none, or it is truncated or damaged.
+        PayloadError: the bytes are not a TOSA flatbuffer, or are truncated or damaged.
     """
     if bytes(data[4:8]) != _TOSA_MAGIC:
         raise PayloadError(f"not a TOSA flatbuffer (magic {bytes(data[4:8])!r}, expected {_TOSA_MAGIC!r})")
@@ -125,15 +125,15 @@ def read_tosa(data: memoryview) -> TosaPayload:
 
 @dataclass(frozen=True)
 class TosaOperator:
-    """An operator of a TOSA flatbuffer that is no constant.
+    """An operator of a TOSA flatbuffer, constants excluded.
 
     Attributes:
-        place: its position among all operators, as Vela counts them.
+        index: index among all operators including constants, as Vela counts them.
         inputs, outputs: names of tensors.
-        result: the first of the outputs.
+        result: description of the first output.
     """
 
-    place: int
+    index: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     result: TensorInfo
@@ -144,38 +144,40 @@ class TosaGraph:
     """The main block of a TOSA flatbuffer.
 
     Attributes:
-        operators: in order; an export's record has as many.
-        inputs, outputs: names of the graph's tensors.
-        bytes: of every tensor.
+        operators: in order; the export's record has the same number.
+        inputs, outputs: names of the graph's inputs and outputs.
+        tensor_bytes: size of each tensor, by name.
     """
 
     operators: tuple[TosaOperator, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    bytes: Mapping[str, int]
+    tensor_bytes: Mapping[str, int]
 
 
 def read_graph(data: memoryview) -> TosaGraph:
-    """Operators and tensors of a TOSA flatbuffer that the compiler wrote; no operators where some hold graphs."""
+    """Parse a TOSA flatbuffer of this compiler. Without operators if it has nested graphs (COND_IF, WHILE_LOOP)."""
     regions = Flatbuffer(data).root.tables(_TosaGraph.regions)
     block = regions[0].tables(_TosaRegion.blocks)[0]
     tensors = {tensor.text(_TosaTensor.name): tensor for tensor in block.tables(_TosaBasicBlock.tensors)}
     operators = []
-    for place, operator in enumerate(block.tables(_TosaBasicBlock.operators) if len(regions) == 1 else ()):
+    for index, operator in enumerate(block.tables(_TosaBasicBlock.operators) if len(regions) == 1 else ()):
         if inputs := operator.texts(_TosaOperator.inputs):
             outputs = operator.texts(_TosaOperator.outputs)
-            operators.append(TosaOperator(place, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
+            operators.append(TosaOperator(index, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
     inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
-    return TosaGraph(tuple(operators), inputs, outputs, {name: _bytes(tensor) for name, tensor in tensors.items()})
+    return TosaGraph(
+        tuple(operators), inputs, outputs, {name: _tensor_bytes(tensor) for name, tensor in tensors.items()}
+    )
 
 
-def _bytes(tensor: Table) -> int:
+def _tensor_bytes(tensor: Table) -> int:
     bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
     return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
 
 
 def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
-    """Where the bytes of constants of a TOSA flatbuffer begin and end, of those that have at least so many."""
+    """Start and end of the data of each constant with at least ``least`` bytes."""
     (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
     (block,) = region.tables(_TosaRegion.blocks)
     spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
@@ -183,23 +185,23 @@ def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
 
 
 def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
-    found = []
+    infos = []
     for name in names:
         if name not in tensors:
             raise PayloadError(f"damaged: the TOSA flatbuffer has no tensor {name!r}")
         number = tensors[name].number(_TosaTensor.type, "I")
         dtype = _TOSA_DTYPES.get(number, f"TOSA type {number}")
-        found.append(TensorInfo(name, dtype, tensors[name].numbers(_TosaTensor.shape, "i")))
-    return tuple(found)
+        infos.append(TensorInfo(name, dtype, tensors[name].numbers(_TosaTensor.shape, "i")))
+    return tuple(infos)
 
 
-def with_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
-    """The same graph with other outputs.
+def replace_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
+    """Replace the outputs of a graph.
 
-    References of flatbuffers lead forwards: a new list behind the bytes that are there takes the place of the old one.
+    References of a flatbuffer point forward, so the new list of outputs is appended to the file.
     """
     (region,) = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
-    field = region.tables(_TosaRegion.blocks)[0].place(_TosaBasicBlock.outputs)
+    field = region.tables(_TosaRegion.blocks)[0].field_position(_TosaBasicBlock.outputs)
     assert field is not None, "a graph without outputs"
     data = bytearray(flatbuffer)
     data += bytes(-len(data) % _WORD.size)

@@ -1,4 +1,4 @@
-"""``Program.trace``: what each operation of an Ethos-U command stream wrote, beside what it was compiled from."""
+"""``Program.trace``: the result and the origin of each operation of an Ethos-U command stream."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TracedOperation:
-    """An operation that has run, and what it wrote.
+    """An operation that has run, with its result.
 
-    Where the export's record is there (``ExportResult.trace``), it tells what the operation was compiled from. An
-    operation that helps another one, as a DMA of its weights, has the names of that one.
+    Names are known if the export's record is available (``ExportResult.trace``). An operation that serves another one,
+    such as the DMA of its weights, has the names of that one.
 
     Attributes:
-        delegate: position of the delegate among those that ran.
-        command, offset: the operation of the NPU, and its byte in the command stream.
+        delegate: index of the delegate among those that ran.
+        command: operation of the NPU, for example ``NPU_OP_CONV``.
+        offset: byte offset of the operation in the command stream.
         operator, layer, module, source: see ``Origin``.
-        region, address: where the result is; region -1 is the NPU itself, 8 its memory for tables.
-        integers: the result as rows, columns and channels in the order that memory has; bytes for a DMA.
-        scale, zero_point: for a result that is an output of the delegate and quantized; else None.
+        region, address: location of the result; region -1 is the NPU itself, 8 its memory for lookup tables.
+        integers: the result as (rows, columns, channels) in memory order; bytes for a DMA.
+        scale, zero_point: quantization parameters if the result is a quantized output of the delegate, else None.
     """
 
     delegate: int
@@ -47,14 +48,14 @@ class TracedOperation:
 
     @property
     def real(self) -> torch.Tensor | None:
-        """The real numbers that ``integers`` stand for, where their scale is known."""
+        """The dequantized result, if its scale is known, else None."""
         if self.scale is None or self.zero_point is None:
             return None
         return (self.integers.double() - self.zero_point).float() * self.scale
 
 
-def traced(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
-    """Run a delegate again, one operation after the other; nothing for one that is not for an Ethos-U."""
+def trace_delegate(number: int, execution: Execution, record: Delegate | None) -> Iterator[TracedOperation]:
+    """Run a delegate again operation by operation; yields nothing for other targets than Ethos-U."""
     import torch
 
     delegate = execution.delegate
@@ -62,8 +63,8 @@ def traced(number: int, execution: Execution, record: Delegate | None) -> Iterat
         return
     origins = Origins(record)
     for operation in delegate.trace(execution.inputs):
-        origin = origins.of(operation.offset - delegate.header_bytes, indexed=operation.indexed)
-        scale, zero_point = _parameters(delegate, operation, record)
+        origin = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed)
+        scale, zero_point = _output_quantization(delegate, operation, record)
         yield TracedOperation(
             number,
             operation.command,
@@ -80,10 +81,10 @@ def traced(number: int, execution: Execution, record: Delegate | None) -> Iterat
         )
 
 
-def _parameters(
+def _output_quantization(
     delegate: EthosUDelegate, operation: EthosUOperation, record: Delegate | None
 ) -> tuple[float | None, int | None]:
-    """Scale and zero point of the output that an operation wrote all of."""
+    """Scale and zero point of the output that an operation wrote completely; (None, None) if there is none."""
     for tensor, io in zip(delegate.outputs, record.outputs if record is not None else (), strict=False):
         at = (tensor.region, tensor.offset, tensor.nbytes)
         if at == (operation.region, operation.address, operation.integers.nbytes):

@@ -1,4 +1,4 @@
-"""TFLite models that Vela compiled, on this machine: their command stream, by the emulator of the NPU."""
+"""``VelaProgram``: run a TFLite model that Vela compiled; the emulator executes its command stream."""
 
 from __future__ import annotations
 
@@ -22,74 +22,74 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: What the only method is called, as in programs of ExecuTorch.
+#: Name of the only method, as in ExecuTorch programs.
 METHOD = "forward"
 
 
 class VelaProgram(Program):
-    """A TFLite model that Vela compiled to one operator for the NPU. Its memory is kept from one run to the next.
+    """A TFLite model that Vela compiled to one operator for the NPU. Its memory keeps its content between runs.
 
     Args:
-        data: the ``.tflite``.
+        data: bytes of the ``.tflite``.
 
     Attributes:
-        model: what the file holds; ``content`` is the same as that of a ``.pte``, with one method and one delegate.
+        model: the parsed file. ``content`` describes it as a ``.pte`` with one method and one delegate.
 
     Raises:
-        ProgramError: it is no such model, or a damaged one; or some of its operators stay on the CPU.
-        PayloadError: its command stream is damaged, or the emulator does not execute it.
-        RuntimeUnavailable: the plugin, which has the emulator, cannot be built or loaded.
+        ProgramError: Vela has not compiled the model, it is damaged, or some of its operators stay on the CPU.
+        PayloadError: the command stream is damaged, or the emulator does not support it.
+        RuntimeUnavailable: the plugin, which contains the emulator, cannot be built or loaded.
     """
 
     def __init__(self, data: bytes) -> None:
         self.model = read_vela_tflite(data)
         self._delegate = _delegate(self.model)
         signature = Signature(self.model.inputs, self.model.outputs, frozenset())
-        self._hold(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
+        self._initialize(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
         self.reset()
 
     def reset(self) -> None:
-        """Give variables, an LSTM's state for example, their first values again."""
+        """Reset variables, for example the state of an LSTM, to their initial values."""
         with self._lock:
             for place, value in self.model.variables:
                 self._delegate.fill(place, value)
 
     def run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
-        """Execute once, with NumPy's arrays in the place of tensors.
+        """Execute once, with NumPy arrays instead of tensors.
 
         Raises:
-            ValueError: they are not what it takes.
-            RunError: it failed.
+            ValueError: number, dtype or shape of the arrays is wrong.
+            RunError: the run failed.
         """
-        given = self._bytes(arrays)
+        inputs = self._bytes(arrays)
         with self._lock:
-            outputs = [output.tobytes() for output in self._delegate.run(given)]
+            outputs = [output.tobytes() for output in self._delegate.run(inputs)]
         return [_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
     def watched(self, arrays: Sequence[Array]) -> EthosUFigures:
-        """Execute once with all accesses watched; so are later executions.
+        """Execute once with the access checker, which stays on for later executions.
 
         Raises:
-            ValueError: the arrays are not what it takes.
+            ValueError: number, dtype or shape of the arrays is wrong.
             RunError: as ``EthosUDelegate.watched``.
         """
-        given = self._bytes(arrays)
+        inputs = self._bytes(arrays)
         with self._lock:
-            return self._delegate.watched(given)
+            return self._delegate.watched(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
-        """Execute once; yields what each operation of the NPU wrote. Names of layers are not known.
+        """Execute once and yield each operation of the NPU with its result. Names of layers are unknown.
 
         Raises:
             ValueError, RunError: as ``run``.
         """
         from arm_recipes.runtime.plugin import Execution
-        from arm_recipes.runtime.trace import traced
+        from arm_recipes.runtime.trace import trace_delegate
 
-        given = self._taken(method, tensors, named)
-        execution = Execution(self._delegate, None, tuple(self._bytes([x.numpy() for x in given])), ())
+        inputs = self._bind_inputs(method, tensors, named)
+        execution = Execution(self._delegate, None, tuple(self._bytes([x.numpy() for x in inputs])), ())
         with self._lock:
-            operations = list(traced(0, execution, None))
+            operations = list(trace_delegate(0, execution, None))
         yield from operations
 
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
@@ -125,7 +125,7 @@ def _array(data: bytes, info: TensorInfo) -> Array:
 
 
 def _method(model: VelaTflite) -> PteMethod:
-    """The model as a method."""
+    """Describe the model as a method of a ``.pte``."""
     inputs, outputs = (
         tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in side)
         for side in (model.inputs, model.outputs)
@@ -135,26 +135,26 @@ def _method(model: VelaTflite) -> PteMethod:
 
 
 def _delegate(model: VelaTflite) -> EthosUDelegate:
-    """The operator, with the inputs and outputs of the model.
+    """Create the delegate of the NPU operator, with the inputs and outputs of the model.
 
     Raises:
-        ProgramError: it is not all of the model.
+        ProgramError: the model has other operators, too.
     """
     if model.operators:
         counted = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(model.operators).items())
         raise ProgramError(
-            "not all of the model is for the NPU: these TFLite operators stay on the CPU, and nothing runs them here: "
+            "Vela left these TFLite operators on the CPU, and this runtime executes only operators for the NPU: "
             f"{counted}"
         )
     if len(model.npu) != 1:
-        raise ProgramError(f"the model has {len(model.npu)} operators for the NPU; those with one are run here")
+        raise ProgramError(f"the model has {len(model.npu)} operators for the NPU; this runtime supports one")
     (operator,) = model.npu
     payload = replace(
         operator.parts.payload,
-        inputs=model.input_places,
-        outputs=model.output_places,
+        inputs=model.input_locations,
+        outputs=model.output_locations,
         scratch_bytes=model.arena_bytes,
     )
     variables = tuple(place for place, _ in model.variables)
     parts = replace(operator.parts, payload=payload)
-    return EthosUDelegate.of_parts(parts, one_arena=operator.one_arena, variables=variables)
+    return EthosUDelegate.from_parts(parts, one_arena=operator.one_arena, variables=variables)

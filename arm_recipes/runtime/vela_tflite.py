@@ -1,13 +1,15 @@
-"""Reader of TFLite models that Vela compiled: operators ``ethos-u`` with a command stream for the NPU.
+"""Parser of TFLite models that Vela compiled: custom operators ``ethos-u`` with a command stream for the NPU.
 
-An operator has, in this order, the command stream, constants (region 0 of the NPU's addresses), scratch (1), fast
-scratch (2) and its inputs: so Vela writes it (``npu_serialisation.rewrite_npu_call_ops``) and TFLite Micro reads it
-(``ethosu.cc``). Scratch is TFLite Micro's arena: the metadata ``OfflineMemoryAllocation`` tells where in it tensors
-lie, inputs and outputs of the model among them. Where fast scratch is another tensor than scratch, the NPU has it in a
-memory of its own (memory mode ``Dedicated_Sram``); in other modes only Vela's legacy core writes another one, and
-addresses nothing in it.
+The inputs of such an operator are, in this order: the command stream, constants (region 0 of the NPU's addresses),
+scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela writes this order
+(``npu_serialisation.rewrite_npu_call_ops``), and TFLite Micro reads it (``ethosu.cc``).
 
-The classes that begin with an underscore hold field numbers, under the names of TFLite's ``schema.fbs``.
+Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the offsets of the tensors in it,
+including inputs and outputs of the model. If fast scratch is a different tensor than scratch, it is a separate memory
+of the NPU (memory mode ``Dedicated_Sram``). In other modes, only Vela's legacy core writes a different tensor, and its
+commands do not address it.
+
+The private classes hold flatbuffer field numbers, under the names of TFLite's ``schema.fbs``.
 """
 
 from __future__ import annotations
@@ -76,16 +78,16 @@ class _Metadata:
     buffer = 1
 
 
-#: Where the file's identifier is, behind the offset of the root table.
+#: Position of the file identifier, after the offset of the root table.
 IDENTIFIER: Final = slice(4, 8)
 MAGIC: Final = b"TFL3"
 _CUSTOM = 32
-#: Name of the operators that Vela makes, as custom ones.
+#: Custom code of the operators that Vela creates.
 ETHOS_U: Final = "ethos-u"
 _ALLOCATION = "OfflineMemoryAllocation"
-#: Version, subgraph and number of tensors come before the offsets.
+#: Words before the offsets: version, subgraph and number of tensors.
 _ALLOCATION_HEADER = 3
-#: ``TensorType`` -> name as PyTorch has it, bytes of an element.
+#: ``TensorType`` -> PyTorch's dtype name, bytes of an element.
 _TYPES: Final = {
     0: ("float32", 4),
     1: ("float16", 2),
@@ -99,11 +101,11 @@ _TYPES: Final = {
     15: ("uint32", 4),
     16: ("uint16", 2),
 }
-#: Inputs of an ``ethos-u`` operator before those of the network, and places of its memories among them.
+#: Index of the network's first input among the inputs of an ``ethos-u`` operator, and the indices before it.
 _FIRST_INPUT, _COMMANDS_AT, _CONSTANTS_AT, _SCRATCH_AT, _FAST_SCRATCH_AT = 4, 0, 1, 2, 3
-#: Custom options by which the operator is known: the number 1, of any width, as a flexbuffer.
+#: Custom options of the operator: the number 1, of any width, as a flexbuffer.
 _OPTIONS: Final = 1
-_RANK, _MOST_BYTES = 6, 2**32
+_RANK, _MAX_BYTES = 6, 2**32
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class VelaOperator:
     """An ``ethos-u`` operator.
 
     Attributes:
-        parts: what the driver is given. Inputs and outputs are the operator's, in region 1.
+        parts: command stream, constants and description. Inputs and outputs are those of the operator, in region 1.
         one_arena: scratch and fast scratch are the same tensor.
     """
 
@@ -124,19 +126,20 @@ class VelaTflite:
     """A TFLite model that Vela compiled.
 
     Attributes:
-        description: what the compiler says of itself, for example ``Vela 5.1.0 Optimised``.
-        inputs, outputs: of the model; ``input_places``, ``output_places``: the same tensors in the arena.
-        npu: operators for the NPU, in their order.
-        operators: names of the others, in their order.
-        arena_bytes: memory for the tensors between the operators, scratch included.
-        variables: tensors that keep their value from one run to the next, with that of their bytes before the first.
+        description: the file's description of the compiler, for example ``Vela 5.1.0 Optimised``.
+        inputs, outputs: inputs and outputs of the model.
+        input_locations, output_locations: the same tensors in the arena.
+        npu: operators for the NPU, in order.
+        operators: names of the other operators, in order.
+        arena_bytes: size of the arena for intermediate tensors, including scratch.
+        variables: tensors that keep their value between runs, with the initial value of their bytes.
     """
 
     description: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    input_places: tuple[EthosUTensor, ...]
-    output_places: tuple[EthosUTensor, ...]
+    input_locations: tuple[EthosUTensor, ...]
+    output_locations: tuple[EthosUTensor, ...]
     npu: tuple[VelaOperator, ...]
     operators: tuple[str, ...]
     arena_bytes: int
@@ -144,15 +147,15 @@ class VelaTflite:
 
 
 def is_tflite(data: bytes | memoryview) -> bool:
-    """Whether the bytes begin as a TFLite model."""
+    """Whether the bytes have the file identifier of a TFLite model."""
     return bytes(data[IDENTIFIER]) == MAGIC
 
 
 def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
-    """Read a model. Command stream and constants are views of ``data``.
+    """Parse a model. Command stream and constants are views of ``data``.
 
     Raises:
-        ProgramError: it is no TFLite model, is truncated or damaged, or Vela has not compiled it.
+        ProgramError: the bytes are not a TFLite model, are truncated or damaged, or Vela has not compiled the model.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).model()
@@ -161,7 +164,7 @@ def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
 
 
 class _Reader:
-    """Reads one model, of which the first subgraph is the main one."""
+    """Parser of one model, whose first subgraph is the main graph."""
 
     def __init__(self, data: memoryview) -> None:
         if not is_tflite(data):
@@ -170,14 +173,14 @@ class _Reader:
         self._root = Flatbuffer(data).root
         self._buffers = self._root.tables(_Model.buffers)
         self._subgraphs = self._root.tables(_Model.subgraphs)
-        self._graph = _at(self._subgraphs, 0, "subgraph")
+        self._graph = _element(self._subgraphs, 0, "subgraph")
         self._tensors = self._graph.tables(_SubGraph.tensors)
-        self._codes = [_code(table) for table in self._root.tables(_Model.operator_codes)]
+        self._codes = [_operator_name(table) for table in self._root.tables(_Model.operator_codes)]
         self._offsets: Sequence[int] = ()
 
     def model(self) -> VelaTflite:
         operators = [
-            (_at(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
+            (_element(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
             for table in self._graph.tables(_SubGraph.operators)
         ]
         if ETHOS_U not in (name for name, _ in operators):
@@ -187,40 +190,43 @@ class _Reader:
             )
         for name, table in operators:
             if name == ETHOS_U:
-                _check_options(table.copied(_Operator.custom_options))
+                _check_options(table.read_bytes(_Operator.custom_options))
         self._offsets = self._allocation()
-        sides = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
-        inputs, outputs = ([self._described(index) for index in side] for side in sides)
+        index_lists = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
+        inputs, outputs = ([self._read_tensor(index) for index in side] for side in index_lists)
         npu = tuple(self._operator(table) for name, table in operators if name == ETHOS_U)
-        places = [place for _, place in (*inputs, *outputs)]
+        locations = [location for _, location in (*inputs, *outputs)]
         return VelaTflite(
             self._root.text(_Model.description),
             tuple(info for info, _ in inputs),
             tuple(info for info, _ in outputs),
-            tuple(place for _, place in inputs),
-            tuple(place for _, place in outputs),
+            tuple(location for _, location in inputs),
+            tuple(location for _, location in outputs),
             npu,
             tuple(name for name, _ in operators if name != ETHOS_U),
-            _arena([operator.parts.payload.scratch_bytes for operator in npu], places),
+            _arena_bytes([operator.parts.payload.scratch_bytes for operator in npu], locations),
             tuple(self._variables()),
         )
 
     def _variables(self) -> Iterator[tuple[EthosUTensor, int]]:
-        """As TFLite Micro sets them (``MicroInterpreterGraph::ResetTensorData``): int8 to the zero point, else to 0."""
+        """Variables with their initial values: the zero point for int8, else 0.
+
+        TFLite Micro does the same in ``MicroInterpreterGraph::ResetTensorData``.
+        """
         for index, tensor in enumerate(self._tensors):
             if tensor.number(_Tensor.is_variable, "B"):
-                info, place = self._described(index)
-                if place.offset >= 0:
-                    yield place, (info.zero_point or 0) if info.dtype == "int8" else 0
+                info, location = self._read_tensor(index)
+                if location.offset >= 0:
+                    yield location, (info.zero_point or 0) if info.dtype == "int8" else 0
 
     def _allocation(self) -> Sequence[int]:
-        """Offsets of the first subgraph's tensors in the arena; -1: it has none."""
-        found = [table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION]
-        if not found:
+        """Arena offsets of the first subgraph's tensors; -1 for a tensor outside of the arena."""
+        tables = [table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION]
+        if not tables:
             raise ProgramError(
-                f"it has no metadata '{_ALLOCATION}', which tells where its tensors lie: compile it with Vela again"
+                f"it has no metadata '{_ALLOCATION}' with the offsets of its tensors: compile it with Vela again"
             )
-        data = self._buffer(found[0].number(_Metadata.buffer, "I"))
+        data = self._buffer(tables[0].number(_Metadata.buffer, "I"))
         words = struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4])
         if len(words) < _ALLOCATION_HEADER or len(data) % 4 or words[0] != 0:
             raise ProgramError(f"damaged: its metadata '{_ALLOCATION}' has {len(data)} bytes of an unknown kind")
@@ -245,8 +251,8 @@ class _Reader:
         scratch = self._memory(inputs[_SCRATCH_AT], "scratch")
         one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
         fast_scratch = scratch if one_arena else self._memory(inputs[_FAST_SCRATCH_AT], "fast scratch")
-        places = [
-            tuple(self._described(index)[1] for index in side if index >= 0)  # -1: an optional one that is left out
+        locations = [
+            tuple(self._read_tensor(index)[1] for index in side if index >= 0)  # -1: an omitted optional input
             for side in (inputs[_FIRST_INPUT:], outputs)
         ]
         payload = EthosUPayload(
@@ -255,52 +261,56 @@ class _Reader:
             stream=header.kind,
             command_bytes=len(commands),
             weight_bytes=len(constants),
-            scratch_bytes=_arena([scratch], [place for side in places for place in side]),
+            scratch_bytes=_arena_bytes([scratch], [location for side in locations for location in side]),
             fast_scratch_bytes=fast_scratch,
-            inputs=places[0],
-            outputs=places[1],
+            inputs=locations[0],
+            outputs=locations[1],
         )
-        return VelaOperator(EthosUParts(payload, commands, header.header_bytes, constants, named=False), one_arena)
+        return VelaOperator(
+            EthosUParts(payload, commands, header.header_bytes, constants, has_external_weights=False), one_arena
+        )
 
     def _constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:
-        tensor = _at(self._tensors, index, "tensor")
+        tensor = _element(self._tensors, index, "tensor")
         data = self._buffer(tensor.number(_Tensor.buffer, "I"))
         if not len(data) and not may_be_empty:
             raise ProgramError(f"damaged: an operator '{ETHOS_U}' lacks {what}: tensor {index} is empty")
         return data
 
     def _memory(self, index: int, what: str) -> int:
-        """Bytes of a tensor that is memory of the NPU."""
-        _, place = self._described(index)
-        if place.offset != 0:
+        """Size in bytes of a tensor that stands for a memory of the NPU."""
+        _, location = self._read_tensor(index)
+        if location.offset != 0:
             raise ProgramError(
-                f"damaged: {what} (tensor {index}) is at byte {place.offset:,} of the arena; Vela has it at byte 0"
+                f"damaged: {what} (tensor {index}) is at byte {location.offset:,} of the arena, not at byte 0"
             )
-        return place.nbytes
+        return location.nbytes
 
-    def _described(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
-        """A tensor, and where it lies."""
-        tensor = _at(self._tensors, index, "tensor")
+    def _read_tensor(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
+        """A tensor and its location in the arena."""
+        tensor = _element(self._tensors, index, "tensor")
         name, kind = tensor.text(_Tensor.name), tensor.number(_Tensor.type, "b")
         shape, offset = tensor.numbers(_Tensor.shape, "i"), self._offsets[index]
         if kind not in _TYPES:
-            raise ProgramError(f"'{name}' (tensor {index}) has elements of the TFLite type {kind}, which no NPU has")
+            raise ProgramError(f"'{name}' (tensor {index}) has the TFLite type {kind}, which no NPU supports")
         dtype, size = _TYPES[kind]
-        if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MOST_BYTES or offset < -1:
+        if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MAX_BYTES or offset < -1:
             raise ProgramError(f"damaged: '{name}' (tensor {index}) has the shape {list(shape)} at byte {offset}")
-        info = TensorInfo(name, dtype, shape, *_parameters(tensor.table(_Tensor.quantization)))
+        info = TensorInfo(name, dtype, shape, *_read_quantization(tensor.table(_Tensor.quantization)))
         return info, EthosUTensor((1,) * (_RANK - len(shape)) + shape, size, offset, SCRATCH)
 
     def _buffer(self, index: int) -> memoryview:
-        return _at(self._buffers, index, "buffer").view(_Buffer.data)
+        return _element(self._buffers, index, "buffer").view(_Buffer.data)
 
 
-def _arena(scratch: Sequence[int], places: Sequence[EthosUTensor]) -> int:
-    return max([*scratch, *(place.offset + place.nbytes for place in places if place.offset >= 0)], default=0)
+def _arena_bytes(scratch: Sequence[int], locations: Sequence[EthosUTensor]) -> int:
+    return max(
+        [*scratch, *(location.offset + location.nbytes for location in locations if location.offset >= 0)], default=0
+    )
 
 
-def _parameters(quantization: Table | None) -> tuple[float | None, int | None]:
-    """Scale and zero point, if it has one of each."""
+def _read_quantization(quantization: Table | None) -> tuple[float | None, int | None]:
+    """Scale and zero point of per-tensor quantization; (None, None) otherwise."""
     if quantization is None:
         return None, None
     scales = quantization.numbers(_Quantization.scale, "f")
@@ -310,14 +320,14 @@ def _parameters(quantization: Table | None) -> tuple[float | None, int | None]:
     return float(scales[0]), int(zero_points[0])
 
 
-def _code(table: Table) -> str:
-    """What an operator is called. Codes above 127 are in a field of their own."""
+def _operator_name(table: Table) -> str:
+    """Name of an operator. Codes above 127 are in a separate field."""
     builtin = max(table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code))
     return table.text(_OperatorCode.custom_code) or "CUSTOM" if builtin == _CUSTOM else _builtin_name(builtin)
 
 
 def _builtin_name(code: int) -> str:
-    """TFLite's name of an operator; its number where Vela, whose list this is, is not installed or does not know it."""
+    """TFLite's name of an operator from Vela's list; its number if Vela is not installed or lacks the operator."""
     try:
         from ethosu.vela.tflite.BuiltinOperator import BuiltinOperator
     except ImportError:
@@ -327,7 +337,7 @@ def _builtin_name(code: int) -> str:
 
 
 def _check_options(options: bytes) -> None:
-    """Raises ``ProgramError`` unless they are the number 1: behind it, a flexbuffer has its type and its width."""
+    """Raise ``ProgramError`` unless the options are the number 1; a flexbuffer ends with type and width of its root."""
     if len(options) >= 3:
         *_, kind, width = options
         # Types 1 and 2: integers with and without sign, stored in place.
@@ -342,7 +352,7 @@ def _check_options(options: bytes) -> None:
 _Item = TypeVar("_Item")
 
 
-def _at(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
-        raise ProgramError(f"damaged: {what} {index:,} of {len(items):,} is used")
+        raise ProgramError(f"damaged: it refers to {what} {index:,}, and there are {len(items):,}")
     return items[index]

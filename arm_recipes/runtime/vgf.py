@@ -1,4 +1,4 @@
-"""A VGF file on Vulkan, through the scenario runner of Arm's ML SDK, in this process."""
+"""VGF delegates: the scenario runner of Arm's ML SDK executes them on Vulkan, in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Element type -> the scenario runner's name of its Vulkan format.
+#: Dtype -> the scenario runner's name of its Vulkan format.
 _FORMATS = {
     "bool": "R8BoolArm",
     "uint8": "R8Uint",
@@ -30,18 +30,18 @@ _FORMATS = {
     "float16": "R16Sfloat",
     "float32": "R32Sfloat",
 }
-#: The scenario runner (0.11) keeps 430 bytes of timings for every run as long as a scenario lives, so it gets a new
-#: one now and then: a third of a second for a small network. Resident memory was then flat from run 7,000 to 16,000;
-#: with 4,000 runs a scenario the pieces freed were too large to be used again, and it grew.
+#: Runs before the scenario is created again. The scenario runner (0.11) leaks 430 bytes of timings a run while a
+#: scenario exists. A new one costs a third of a second for a small network. Resident memory was then constant from run
+#: 7,000 to 16,000; with 4,000 runs a scenario it grew, because the freed blocks were too large for reuse.
 _RUNS_PER_SCENARIO = 500
 
 
 class VgfDelegate:
-    """A VGF file with its pipeline, set up once and then run as often as needed.
+    """A VGF file with its Vulkan pipeline, which is created once for many runs.
 
     Raises:
-        PayloadError: the file is damaged, or Vulkan refused it.
-        RuntimeUnavailable: there is no Vulkan here that runs it.
+        PayloadError: the file is damaged, or Vulkan rejected it.
+        RuntimeUnavailable: no Vulkan on this machine supports data graphs.
     """
 
     def __init__(self, payload: bytes) -> None:
@@ -55,26 +55,26 @@ class VgfDelegate:
         """See ``Delegate``.
 
         Raises:
-            PayloadError: Vulkan refused to run it.
+            PayloadError: the run failed in Vulkan.
         """
         if self._runs == _RUNS_PER_SCENARIO:
             self._set_up()
         self._runs += 1
-        results = self._tensors[len(self.inputs) :]
+        outputs = self._tensors[len(self.inputs) :]
         try:
             for tensor, array in zip(self._tensors, arrays, strict=False):
                 self._scenario.upload(tensor, array)
             self._scenario.run()
-            return [self._scenario.download(tensor) for tensor in results]
+            return [self._scenario.download(tensor) for tensor in outputs]
         except (RuntimeError, ValueError) as error:
-            raise PayloadError(f"Vulkan ({vulkan.connect()}) did not run the VGF file: {error}") from error
+            raise PayloadError(f"Vulkan ({vulkan.connect()}) failed to run the VGF file: {error}") from error
 
     def close(self) -> None:
         """See ``Delegate``."""
         self._scenario = None
 
     def _set_up(self) -> None:
-        """Make tensors and pipeline anew."""
+        """Create tensors and pipeline, in place of existing ones."""
         self._scenario, self._runs = None, 0
         runner = _runner()
         builder, source = runner.ScenarioBuilder(), runner.VgfInfo()
@@ -92,12 +92,14 @@ class VgfDelegate:
                 builder.add_dispatch_vgf(dispatch)
                 self._scenario = builder.build()
             except (RuntimeError, ValueError) as error:
-                raise PayloadError(f"Vulkan ({vulkan.connect()}) did not take the VGF file: {error}") from error
+                raise PayloadError(f"Vulkan ({vulkan.connect()}) rejected the VGF file: {error}") from error
 
 
 def _tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
     if info.dtype not in _FORMATS:
-        raise PayloadError(f"'{info.name}' of the VGF file has element type {info.dtype}, which cannot be passed here")
+        raise PayloadError(
+            f"'{info.name}' of the VGF file has the dtype {info.dtype}, which the scenario runner does not support"
+        )
     return builder.add_tensor(list(info.shape), getattr(runner.Format, _FORMATS[info.dtype]))
 
 
@@ -108,7 +110,7 @@ def _runner() -> ModuleType:
         import scenario_runner_py
     except ImportError as error:
         raise RuntimeUnavailable(
-            f"Running a VGF program takes the package ai-ml-sdk-scenario-runner: {error}. "
+            f"Running a VGF program needs the package ai-ml-sdk-scenario-runner: {error}. "
             "Install it with: pip install 'arm-recipes[vgf]'"
         ) from None
     runner: ModuleType = scenario_runner_py

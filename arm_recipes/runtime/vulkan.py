@@ -1,7 +1,7 @@
-"""Finds a Vulkan that runs data graphs: a driver with Arm's ML extensions, else one below the emulation layer.
+"""Vulkan set-up for data graphs: choose a driver with Arm's ML extensions, or any driver with Arm's emulation layer.
 
-The Vulkan loader reads its settings from the environment, and the libraries that use it take the loader that the
-process has loaded first. So both are set up here, once, before anything else uses Vulkan.
+The Vulkan loader reads its settings from the environment, and libraries use the loader that the process loaded first.
+Both are therefore set up here once, before any other use of Vulkan.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from arm_recipes.runtime.errors import RuntimeUnavailable
 from arm_recipes.runtime.lazy import once
 
-#: Versions below lack what the emulation layer asks of the loader (1.3.239 fails to create a device).
-_OLDEST_LOADER = (1, 4)
-#: Where a loader may be: the environment, the system's, then that of Debian's chromium-common.
+#: Oldest version of the loader that works with the emulation layer (1.3.239 fails to create a device).
+_MIN_LOADER_VERSION = (1, 4)
+#: Paths of the loader, in order: the environment variable, the system's, that of Debian's chromium-common.
 LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
 _LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
 _EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
@@ -60,11 +60,11 @@ class _ExtensionProperties(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Vulkan:
-    """What runs data graphs in this process.
+    """The Vulkan that this process uses.
 
     Attributes:
         loader: path of the Vulkan loader.
-        emulated: whether Arm's emulation layer stands in for the extensions.
+        emulated: whether Arm's emulation layer provides the extensions.
     """
 
     loader: str
@@ -76,12 +76,12 @@ class Vulkan:
 
 @once
 def connect() -> Vulkan:
-    """Choose loader and driver for this process. The first call decides.
+    """Choose loader and driver for this process; later calls return the same choice.
 
     Raises:
-        RuntimeUnavailable: there is no loader that is new enough, no driver, or no emulation layer.
+        RuntimeUnavailable: there is no recent loader, no driver, or no emulation layer.
     """
-    path, loader = _loader()
+    path, loader = _load_loader()
     devices = _devices(loader)
     if any(extensions >= _EXTENSIONS for extensions in devices):
         return Vulkan(path, emulated=False)
@@ -91,8 +91,8 @@ def connect() -> Vulkan:
     return Vulkan(path, emulated=True)
 
 
-def _loader() -> tuple[str, ctypes.CDLL]:
-    """The first loader that is new enough, loaded so that other libraries take it."""
+def _load_loader() -> tuple[str, ctypes.CDLL]:
+    """Load the first loader of a sufficient version, with global symbols so that other libraries use it."""
     chosen = os.environ.get(LOADER_VARIABLE)
     refused = []
     for path in [chosen] if chosen else _LOADERS:
@@ -102,16 +102,16 @@ def _loader() -> tuple[str, ctypes.CDLL]:
             refused.append(str(error))
             continue
         version = _version(library)
-        if version >= _OLDEST_LOADER:
+        if version >= _MIN_LOADER_VERSION:
             return path, library
         refused.append(f"{path} has version {'.'.join(map(str, version))}")
-        _unload(library)  # the next one would not be taken while this one is there
+        _unload(library)  # the next library would resolve to this one while it is loaded
     raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_ADVICE}")
 
 
 def _version(loader: ctypes.CDLL) -> tuple[int, int, int]:
     number = ctypes.c_uint32()
-    if not hasattr(loader, "vkEnumerateInstanceVersion"):  # came with 1.1
+    if not hasattr(loader, "vkEnumerateInstanceVersion"):  # new in Vulkan 1.1
         return 1, 0, 0
     if loader.vkEnumerateInstanceVersion(ctypes.byref(number)) != 0:
         return 0, 0, 0
@@ -125,7 +125,7 @@ def _unload(library: ctypes.CDLL) -> None:
 
 
 def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
-    """The extensions of each device that the drivers here offer."""
+    """Extensions of each Vulkan device on this machine."""
     application = _ApplicationInfo(sType=0, apiVersion=(1 << 22) | (3 << 12))
     request = _InstanceCreateInfo(sType=1, pApplicationInfo=ctypes.pointer(application))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
@@ -143,13 +143,13 @@ def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
 def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
     count = ctypes.c_uint32()
     loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), None)
-    found = (_ExtensionProperties * count.value)()
-    loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), found)
-    return {extension.extensionName for extension in found[: count.value]}
+    properties = (_ExtensionProperties * count.value)()
+    loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), properties)
+    return {extension.extensionName for extension in properties[: count.value]}
 
 
 def _use_emulation_layer() -> None:
-    """Put Arm's emulation layer above the driver, for every Vulkan instance of this process."""
+    """Enable Arm's emulation layer for every Vulkan instance of this process."""
     try:
         from emulation_layer.cli import get_deploy_paths
     except ImportError:
@@ -162,7 +162,7 @@ def _use_emulation_layer() -> None:
     _prepend("VK_INSTANCE_LAYERS", _LAYERS)
     folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
     for name in _LAYER_LIBRARIES:
-        # The manifests name no folder: a library that is loaded already is found by its name.
+        # The layer manifests have no folder, so load the library first: it is then found by its name.
         library = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
         if library is None:
             raise RuntimeUnavailable(f"The emulation layer is installed without '{name}': install it again")

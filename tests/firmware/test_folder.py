@@ -62,9 +62,9 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (folder / "a").write_text("changed")
     with pytest.raises(ValueError, match=r"'.*made' has 'a', which has been changed since save_firmware wrote it"):
         check_folder(folder)
-    with pytest.raises(ValueError, match=r"'.*a' is a file; give the folder"):
+    with pytest.raises(ValueError, match=r"'.*a' is a file; give a folder"):
         check_folder(folder / "a")
-    with pytest.raises(ValueError, match=r"cannot make '.*': there is no directory"):
+    with pytest.raises(ValueError, match=r"cannot create '.*': there is no directory"):
         check_folder(tmp_path / "none" / "made")
 
 
@@ -103,10 +103,10 @@ def test_programs_for_other_targets(tmp_path: Path) -> None:
         small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, direct_drive=True)
     result = export(Small().eval(), recipe, images())
-    with pytest.raises(ValueError, match=r"a command stream of the form COP2, .* export without direct_drive"):
+    with pytest.raises(ValueError, match=r"a command stream of the format COP2, .* export without direct_drive"):
         result.save_firmware(tmp_path / "firmware")
     foreign = untracked(program("quantized_u55").buffer).replace(b"fast_scratch_size", b"fast_scratch_else")
-    with pytest.raises(ValueError, match=r"of another exporter, which does not tell how much fast scratch it needs"):
+    with pytest.raises(ValueError, match=r"of another exporter, which does not state its size of fast scratch"):
         save_firmware(foreign, tmp_path / "firmware")
     assert not (tmp_path / "firmware").exists()
 
@@ -115,7 +115,7 @@ def test_methods_with_one_name_in_macros(tmp_path: Path) -> None:
     models = {name: Small().eval() for name in ("run", "Run")}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
     result = export(models, recipe, dict.fromkeys(models, images(2)))
-    with pytest.raises(ValueError, match=r"methods '.un' and '.un' have one name in capitals"):
+    with pytest.raises(ValueError, match=r"methods '.un' and '.un' have the same name in upper case"):
         result.save_firmware(tmp_path / "firmware")
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from arm_recipes.firmware.host_run import Case
-from arm_recipes.firmware.layout import method_bytes
-from arm_recipes.firmware.pools import measure
+from arm_recipes.firmware.layout import method_allocator_bytes
+from arm_recipes.firmware.pools import measure_pools
 from arm_recipes.runtime.inspect import inspect_program
 
 pytestmark = pytest.mark.xdist_group("firmware")
@@ -56,10 +56,10 @@ def test_as_measured(name: str) -> None:
     if name == "dynamic":
         inputs = (torch.randn(7, 5),)
     case = Case("forward", tuple(tensor.numpy().tobytes() for tensor in inputs), len(method.outputs))
-    pools = measure(content, inspection, [case])
+    pools = measure_pools(content, inspection, [case])
     assert pools.exact
     (plan,) = deserialize_pte_binary(content).program.execution_plan
-    assert method_bytes(plan, 64) == pools.methods[0].pool_64
+    assert method_allocator_bytes(plan, 64) == pools.methods[0].pool_64
     kinds = {type(value.val).__name__ for value in plan.values}
     expected = {
         "lists": {"IntList", "TensorList", "OptionalTensorList", "DoubleList"},

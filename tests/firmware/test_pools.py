@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from arm_recipes import RunError
-from arm_recipes.firmware.golden import tensor
-from arm_recipes.firmware.host_run import Sizes, trial
-from arm_recipes.firmware.saving import gathered
-from arm_recipes.firmware.sources import Model, rendered
+from arm_recipes.firmware.golden import tensor_from_bytes
+from arm_recipes.firmware.host_run import PoolSizes, run_on_host
+from arm_recipes.firmware.saving import build_model
+from arm_recipes.firmware.sources import Model, render_files
 from tests.firmware.programs import PROGRAMS, program, samples
 
 pytestmark = pytest.mark.xdist_group("firmware")
@@ -22,10 +22,10 @@ pytestmark = pytest.mark.xdist_group("firmware")
 
 @cache
 def _model(name: str) -> Model:
-    return gathered(program(name), samples(name), name)
+    return build_model(program(name), samples(name), name)
 
 
-def _one_less(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+def _one_less(sizes: PoolSizes) -> Iterator[tuple[str, PoolSizes]]:
     """Each pool that is there, with one byte less."""
     if sizes.fast_scratch:
         yield "fast scratch", replace(sizes, fast_scratch=sizes.fast_scratch - 1)
@@ -46,12 +46,12 @@ def _one_less(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
 def test_exactly_these_and_not_one_byte_less(name: str) -> None:
     """In ExecuTorch's runtime, with the backend, the kernels and the memory that firmware has."""
     model = _model(name)
-    sizes, cases = model.pools.here(), model.golden.cases
-    assert trial(model.program, sizes, cases).outputs == model.golden.outputs
+    sizes, cases = model.pools.host_sizes(), model.golden.cases
+    assert run_on_host(model.program, sizes, cases).outputs == model.golden.outputs
     tried = []
     for what, less in _one_less(sizes):
         with pytest.raises(RunError, match=r"cannot (load|execute) the method"):
-            trial(model.program, less, cases)
+            run_on_host(model.program, less, cases)
         tried.append(what)
     assert len(tried) >= 2 * len(sizes.methods) + 1
 
@@ -62,11 +62,11 @@ def test_the_golden_outputs_are_those_of_run(name: str) -> None:
     model, result = _model(name), program(name).program()
     for case, outputs in zip(model.golden.cases, model.golden.outputs, strict=True):
         (ports,) = (ports for ports in model.ports if ports.method == case.method)
-        given = [tensor(data, port) for data, port in zip(case.inputs, ports.inputs, strict=True)]
+        given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, ports.inputs, strict=True)]
         seen: list[Tensor] = result.run(*given, method=case.method)
         assert all(output.unique().numel() > 1 or output.numel() == 1 for output in seen)
         for data, port, output in zip(outputs, ports.outputs, seen, strict=True):
-            assert torch.equal(tensor(data, port), output), port.info.name
+            assert torch.equal(tensor_from_bytes(data, port), output), port.info.name
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -82,13 +82,13 @@ def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
 def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a runtime that takes other pieces than those we know of."""
     exact = _model("float_u55")
-    monkeypatch.setattr("arm_recipes.firmware.pools.method_bytes", lambda plan, bits: 100 + bits)
-    bound = gathered(program("float_u55"), None, "bound")
+    monkeypatch.setattr("arm_recipes.firmware.pools.method_allocator_bytes", lambda plan, bits: 100 + bits)
+    bound = build_model(program("float_u55"), None, "bound")
     (method,) = bound.pools.methods
     assert (method.pool, method.pool_64) == (exact.pools.methods[0].pool_64,) * 2
     assert not bound.pools.exact
-    assert "Not all figures of a Cortex-M could be computed" in rendered(bound)["model.h"].decode()
-    assert "are computed from the program" in rendered(exact)["model.h"].decode()
+    assert "Not all sizes for Cortex-M could be computed" in render_files(bound)["model.h"].decode()
+    assert "are computed from the program" in render_files(exact)["model.h"].decode()
 
 
 def test_each_kind_of_memory_is_among_them() -> None:

@@ -13,7 +13,7 @@ import torch
 from arm_backend_core.workers import vela
 from arm_recipes import ExportResult, Firmware, save_firmware
 from arm_recipes.firmware.layout import LAYOUTS
-from arm_recipes.firmware.sources import PAYLOAD_FORMAT, array, identifier
+from arm_recipes.firmware.sources import PAYLOAD_FORMAT, format_array, identifier
 from tests.firmware.device import TARGET
 from tests.firmware.programs import program, samples
 from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
@@ -142,8 +142,8 @@ def test_no_place_of_a_template_is_left(saved: dict[str, Firmware]) -> None:
 
 def test_text_in_c_is_escaped() -> None:
     assert identifier("näme 1") == "nu e4meu201".replace(" ", "")
-    assert array(b"") == "0"
-    assert array(bytes(range(3))) == "0,1,2"
+    assert format_array(b"") == "0"
+    assert format_array(bytes(range(3))) == "0,1,2"
 
 
 def test_zephyr_sources_compile(saved: dict[str, Firmware], tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_real_numbers_are_quantized_for_a_program_that_takes_integers(tmp_path: 
     result = program("quantized_u85")
     x = torch.linspace(-1, 1, 192).reshape(1, 3, 8, 8)
     firmware = result.save_firmware(tmp_path / "firmware", [(x,)])
-    assert array(result.inputs[0].quantize(x).numpy().tobytes()) in _text(firmware, "golden.c")
+    assert format_array(result.inputs[0].quantize(x).numpy().tobytes()) in _text(firmware, "golden.c")
 
 
 def test_the_bundled_program_has_the_cases(saved: dict[str, Firmware]) -> None:
@@ -191,7 +191,7 @@ def test_the_bundled_program_has_the_cases(saved: dict[str, Firmware]) -> None:
         "between": 2,
     }
     (output,) = bundle.method_test_suites[0].test_cases[0].expected_outputs
-    assert array(bytes(output.val.data)) in _text(firmware, "golden.c")
+    assert format_array(bytes(output.val.data)) in _text(firmware, "golden.c")
 
 
 def test_a_loaded_program_needs_no_result(tmp_path: Path) -> None:
@@ -201,5 +201,5 @@ def test_a_loaded_program_needs_no_result(tmp_path: Path) -> None:
     sample = result.inputs[0].quantize(torch.ones(1, 3, 8, 8))
     firmware = save_firmware(path, tmp_path / "firmware", [(sample,)])
     assert firmware.pools == save_firmware(result, tmp_path / "other").pools
-    assert firmware.versions.vela == "not told"
-    assert array(sample.numpy().tobytes()) in _text(firmware, "golden.c")
+    assert firmware.versions.vela == "unknown"
+    assert format_array(sample.numpy().tobytes()) in _text(firmware, "golden.c")

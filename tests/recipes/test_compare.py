@@ -656,6 +656,6 @@ def test_a_machine_without_a_compiler_says_what_it_takes(monkeypatch: pytest.Mon
     def none() -> None:
         raise RuntimeUnavailable("no C++ compiler")
 
-    monkeypatch.setattr(plugin, "library", none)
+    monkeypatch.setattr(plugin, "load_plugin", none)
     with pytest.raises(RuntimeUnavailable, match="no C"):
         small(INT8).compare(images())

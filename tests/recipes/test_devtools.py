@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, export, load
-from arm_recipes.devtools.reading import in_order
+from arm_recipes.devtools.reading import choose_layout
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.tosa_graph import read_graph, with_outputs
+from arm_recipes.runtime.tosa_graph import read_graph, replace_outputs
 from tests.recipes.models import Small, Sorting, images, vectors
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
@@ -373,7 +373,7 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
     inputs = [np.zeros(io.shape, io.dtype) for io in record.inputs]
     operators = read_graph(memoryview(record.tosa)).operators
     found = [operator for operator in operators if operator.result.dtype != "int48"]  # for which NumPy has no type
-    made = reference.run(with_outputs(record.tosa, [operator.result.name for operator in found]), inputs)
+    made = reference.run(replace_outputs(record.tosa, [operator.result.name for operator in found]), inputs)
     assert [array.shape for array in made] == [operator.result.shape for operator in found]
     (expected,) = reference.run(record.tosa, inputs)
     assert np.array_equal(made[-1], expected)
@@ -390,7 +390,7 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
 )
 def test_layouts_are_found(stored: Any) -> None:
     x = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
-    assert np.array_equal(in_order([stored(x)], x), x)
+    assert np.array_equal(choose_layout([stored(x)], x), x)
 
 
 # What ExecuTorch's tools cannot hold, and what they can.

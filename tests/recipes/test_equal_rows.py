@@ -15,7 +15,7 @@ import arm_recipes
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.program import copy_program
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes.runtime.payload_parts import PREFIX
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX
 from arm_recipes.stages.edge import equal_rows
 from arm_recipes.stages.edge.equal_rows import arrange_rows
 
@@ -78,7 +78,7 @@ def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
 def test_weights_are_stored_once() -> None:
     result = _exported()
     inspection = arm_recipes.inspect_program(result.buffer)
-    (size,) = (size for name, size in inspection.named_data.items() if name.startswith(PREFIX))
+    (size,) = (size for name, size in inspection.named_data.items() if name.startswith(WEIGHTS_PREFIX))
     assert size < 1.3 * 3 * WIDTH * WIDE  # twice as much without groups
     for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):
         found = result.run(x, method=method)

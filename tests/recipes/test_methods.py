@@ -19,7 +19,7 @@ from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
-from arm_recipes.runtime.payload_parts import PREFIX, split_payload, whole
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.shared_weights import NotShared, Stream, shared
 from tests.models.decoder import Prefill, Sample, decoder, prompt
@@ -101,7 +101,7 @@ def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
 def test_weights_are_stored_once(recipe: str) -> None:
     inspection = arm_recipes.inspect_program(_exported(recipe).buffer)
-    named = {name: size for name, size in inspection.named_data.items() if name.startswith(PREFIX)}
+    named = {name: size for name, size in inspection.named_data.items() if name.startswith(WEIGHTS_PREFIX)}
     payloads = [delegate.payload_bytes for delegate in _exported(recipe).report.delegates]
     assert sorted(payloads) == sorted(d.payload_bytes for method in inspection.methods for d in method.delegates)
     if recipe == "TOSA_INT8":
@@ -129,8 +129,8 @@ def test_streams_read_weights_from_one_place(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(EmulatedStream, "__init__", noted)
     expected = [program.run(*prompt(PROMPT), method="prefill")[0], program.run(*prompt(1, PROMPT), method="decode")[0]]
     prefill, decode = loaded
-    assert prefill._pages is not None
-    assert prefill._pages is decode._pages
+    assert prefill._shared_weights is not None
+    assert prefill._shared_weights is decode._shared_weights
     prefill.memory[0][:] = 0
     again = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
     again.run(*prompt(PROMPT), method="prefill")
@@ -148,7 +148,7 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
     assert manager._buffer is None
     assert manager._named_data is not None
     held = {id(piece) for piece in pieces_of(manager)}
-    weights = [key for key in manager._named_data.pte_data if key.startswith(PREFIX)]
+    weights = [key for key in manager._named_data.pte_data if key.startswith(WEIGHTS_PREFIX)]
     assert weights
     assert all(
         id(manager._named_data.buffers[manager._named_data.pte_data[key].buffer_index]) in held for key in weights
@@ -159,7 +159,9 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
 
 def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
     result = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [prompt(4)])
-    assert not [name for name in arm_recipes.inspect_program(result.buffer).named_data if name.startswith(PREFIX)]
+    assert not [
+        name for name in arm_recipes.inspect_program(result.buffer).named_data if name.startswith(WEIGHTS_PREFIX)
+    ]
 
 
 def test_via_the_tosa_graphs() -> None:
@@ -237,14 +239,14 @@ def _named(name: str) -> bytes | None:
 
 def test_parts_of_a_payload() -> None:
     payload = split_payload(PARTS)
-    assert whole(payload, _named) == b"firstnamed" + b"last" * 3
-    assert whole(b"TOSA", _named) == b"TOSA"
+    assert join_parts(payload, _named) == b"firstnamed" + b"last" * 3
+    assert join_parts(b"TOSA", _named) == b"TOSA"
     with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):
-        whole(payload, lambda _: None)
+        join_parts(payload, lambda _: None)
     with pytest.raises(PayloadError, match="damaged: a part of a payload has 12 bytes, 11 are left"):
-        whole(payload[:-1], _named)
+        join_parts(payload[:-1], _named)
     with pytest.raises(PayloadError, match="damaged: a payload ends inside the header of a part"):
-        whole(payload[:-14], _named)
+        join_parts(payload[:-14], _named)
 
 
 def _stream(*commands: int) -> bytes:

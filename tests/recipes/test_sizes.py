@@ -92,10 +92,10 @@ def test_scales_and_weights_are_the_same() -> None:
             1,
             5,
             None,
-            r"'forward' was exported with batch of 1, 2; seq of 4, 16; the inputs have batch = 1, seq = 5: give "
-            r"run\(..., pad=0\), say, to fill them up to batch = 1, seq = 16",
+            r"'forward' was exported with batch of 1, 2; seq of 4, 16; the inputs have batch = 1, seq = 5: give a "
+            r"padding value, run\(..., pad=0\) for example, to pad them to batch = 1, seq = 16",
         ),
-        (1, 17, 0, "the inputs have batch = 1, seq = 17, which is more"),
+        (1, 17, 0, "the inputs have batch = 1, seq = 17, which is larger"),
         (1, 5, {"x": 0}, "pad has no number for the input 'mask'"),
     ],
 )

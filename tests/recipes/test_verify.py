@@ -136,7 +136,7 @@ def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) 
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr("arm_recipes.pipeline.export.library", unavailable)
+    monkeypatch.setattr("arm_recipes.pipeline.export.load_plugin", unavailable)
     monkeypatch.setattr("arm_recipes.pipeline.export.Pipeline", None)
     with pytest.raises(RuntimeUnavailable, match="there is no compiler"):
         export(Small().eval(), ExportRecipe.get_recipe(U85), images(), verify=True)
@@ -145,8 +145,8 @@ def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) 
 def test_observing_ends() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(U85), images())
     (x,) = images(1)[0]
-    with plugin.observed() as outer:
-        with plugin.observed() as inner:
+    with plugin.record_executions() as outer:
+        with plugin.record_executions() as inner:
             result.run(x)
         result.run(x)
     result.run(x)
@@ -165,6 +165,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr("arm_recipes.pipeline.export.library", unavailable)
+    monkeypatch.setattr("arm_recipes.pipeline.export.load_plugin", unavailable)
     assert main(arguments) == 1
     assert "error: there is no compiler" in capsys.readouterr().err

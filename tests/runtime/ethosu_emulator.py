@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core import events
 from arm_backend_core.tosa import reference
-from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declared
+from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declare_functions
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
 from tests.ops.runner import Lowered
@@ -63,7 +63,7 @@ class Emulator:
     """A loaded library."""
 
     def __init__(self, path: Path) -> None:
-        self._library = declared(ctypes.CDLL(str(path)))
+        self._library = declare_functions(ctypes.CDLL(str(path)))
         self.figures = Figures()
 
     def run(
@@ -94,7 +94,7 @@ class Emulator:
         )
         try:
             if fails is not None:
-                stream.watch(fails)
+                stream.enable_access_checks(fails)
             written = stream.run(given)
         finally:
             self.figures = stream.figures()

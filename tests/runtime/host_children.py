@@ -233,7 +233,7 @@ def build_and_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     from arm_recipes.runtime import build
 
     outputs = run(program, *tensors)
-    return str(build.plugin()), outputs
+    return str(build.build_plugin()), outputs
 
 
 def export_and_run() -> tuple[int, str]:

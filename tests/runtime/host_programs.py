@@ -12,7 +12,7 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
-from arm_recipes.runtime.signature import _SEAL, _UNSEALED
+from arm_recipes.runtime.signature import _CHECKSUM_PLACEHOLDER, _CHECKSUM_PREFIX
 from tests.recipes.models import Small, images, vectors
 
 
@@ -120,8 +120,8 @@ def plain(recipe: ArmRecipeType) -> bytes:
 
 def unsealed(program: bytes) -> bytes:
     """The program with no checksum of the file recorded, as far as its reader can tell."""
-    at = program.rindex(_SEAL) + len(_SEAL)
-    return program[:at] + _UNSEALED.encode() + program[at + len(_UNSEALED) :]
+    at = program.rindex(_CHECKSUM_PREFIX) + len(_CHECKSUM_PREFIX)
+    return program[:at] + _CHECKSUM_PLACEHOLDER.encode() + program[at + len(_CHECKSUM_PLACEHOLDER) :]
 
 
 def untracked(program: bytes) -> bytes:

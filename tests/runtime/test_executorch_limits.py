@@ -270,7 +270,7 @@ def _address(view: memoryview) -> int:
 def _calls(result: ExportResult) -> Iterator[Call]:
     """Every call of an Ethos-U's delegate in a program."""
     buffer = memoryview(result.buffer)
-    content, start = pte.read(buffer), _address(buffer)
+    content, start = pte.read_program(buffer), _address(buffer)
     named = {name: _address(data) - start for name, data in content.named_data.items() if len(data)}
     for plan in result.executorch_program.executorch_program.execution_plan:
         delegates = content.methods[plan.name].delegates

@@ -55,8 +55,8 @@ def test_programs_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines == [
         "a.npz  equal",
         "b.npz  3 of 16 bytes differ",
-        "c.npz  refused: not all of the model is for the NPU: these TFLite operators stay on the CPU, and nothing runs "
-        "them here: mine",
+        "c.npz  refused: Vela left these TFLite operators on the CPU, and this runtime executes "
+        "only operators for the NPU: mine",
         "d.npz  refused: 'x' must be int8[16] scale=1 zero_point=0; the file has 15 bytes",
         "e.npz  16 of 16 bytes differ",
         "f.npz  refused: the program takes 1 arrays 'expected', the file has: input",

@@ -17,7 +17,7 @@ from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
-from arm_recipes.runtime.pte import ProgramError, read
+from arm_recipes.runtime.pte import ProgramError, read_program
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from tests.runtime.pte_programs import NAMES, program, rewritten
@@ -30,7 +30,7 @@ def _only(name: str) -> DelegateInspection:
 
 
 def _payload(name: str) -> memoryview:
-    return next(method for method in read(program(name)).methods.values() if method.delegates).delegates[0].data
+    return next(method for method in read_program(program(name)).methods.values() if method.delegates).delegates[0].data
 
 
 def test_tosa() -> None:
@@ -101,7 +101,7 @@ def _blocks(payload: bytes) -> dict[str, bytes]:
 
 def test_quantized_inputs_and_outputs() -> None:
     inspection = inspect_program(program("ethosu"))
-    method, constants = inspection.methods[0], read(program("ethosu")).methods
+    method, constants = inspection.methods[0], read_program(program("ethosu")).methods
     for side, (tensor,) in (("input", method.inputs), ("output", method.outputs)):
         assert isinstance(tensor, TensorInfo)
         assert (tensor.scale,) == constants[f"forward_{side}0_scale"].constants
@@ -173,7 +173,7 @@ def test_text_and_html() -> None:
         "Delegate 0: EthosUBackend\n",
         "  target          Ethos-U55, 128 MACs\n",
         "Kernels on the CPU: 0\n  none\n",
-        f"planned  {inspection.methods[0].planned_bytes} B",
+        f"planned memory  {inspection.methods[0].planned_bytes} B",
     ):
         assert line in text
     assert "<h4>Delegate 0: EthosUBackend</h4><table><tr><td>payload</td>" in inspection._repr_html_()
@@ -208,7 +208,7 @@ def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -
     delegate = inspection.methods[0].delegates[0]
     assert delegate.payload is None
     assert reason in (delegate.problem or "")
-    assert re.search(rf"\n  not readable +.*{re.escape(reason)}", str(inspection))
+    assert re.search(rf"\n  damaged payload +.*{re.escape(reason)}", str(inspection))
     assert inspection.methods[0].operators == inspect_program(program(name)).methods[0].operators
 
 
@@ -231,7 +231,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr(build, "plugin", unavailable)
+    monkeypatch.setattr(build, "build_plugin", unavailable)
     assert isinstance(_only("ethosu").payload, EthosUPayload)
 
 
@@ -240,7 +240,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"fast_scratch_size": b"\0\4\0\0"}, 1024, r"\n  fast scratch +1,024 B\n"),
         ({"fast_scratch_size": bytes(4)}, 0, None),
-        ({}, None, r"\n  fast scratch +not told\n"),
+        ({}, None, r"\n  fast scratch +unknown\n"),
     ],
 )
 def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
@@ -301,10 +301,10 @@ def test_path(tmp_path: Path) -> None:
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
-    assert main(["inspect_program", str(path)]) == 0
+    assert main(["inspect", str(path)]) == 0
     assert capsys.readouterr().out == f"{inspect_program(path)}\n"
-    assert main(["inspect_program", str(path), "--json"]) == 0
+    assert main(["inspect", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inspect_program(path).to_dict()))
     path.write_bytes(program("tosa")[:-1])
-    assert main(["inspect_program", str(path)]) == 2
+    assert main(["inspect", str(path)]) == 2
     assert f"error: '{path}': truncated" in capsys.readouterr().err

@@ -47,7 +47,7 @@ def test_installing_again_changes_nothing() -> None:
 
 
 def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
-    copy = shutil.copy(build.plugin(), tmp_path / "copy.so")
+    copy = shutil.copy(build.build_plugin(), tmp_path / "copy.so")
     (x,) = images(1)[0]
     said, outputs = in_child(host_children.copies_after_install, str(copy), small(TOSA).buffer, x)
     assert len(said) == 2
@@ -57,7 +57,7 @@ def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
 
 
 def test_another_implementation_that_came_first(tmp_path: Path) -> None:
-    copies = [str(shutil.copy(build.plugin(), tmp_path / f"copy{number}.so")) for number in range(2)]
+    copies = [str(shutil.copy(build.build_plugin(), tmp_path / f"copy{number}.so")) for number in range(2)]
     with pytest.raises(
         RuntimeUnavailable,
         match="in this process cannot be used: something else in this process implements TOSABackend already",
@@ -66,14 +66,14 @@ def test_another_implementation_that_came_first(tmp_path: Path) -> None:
 
 
 def test_the_same_library_twice() -> None:
-    path = str(build.plugin())
+    path = str(build.build_plugin())
     with pytest.raises(RuntimeUnavailable, match="this copy of the Arm host plugin is installed already"):
         in_child(host_children.install_after, [path])
 
 
 def test_an_unknown_backend_id() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
-        plugin._call(host_library.library().arm_host_set_executor, b"OtherBackend", None)
+        plugin._call(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
 
 
 # Building.
@@ -90,7 +90,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as caught:
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=_without_compiler(tmp_path))
     assert re.search(
-        r"takes a C\+\+17 compiler, .* and there is none\. Install one \(Debian: apt-get install g\+\+\), or set CXX\. "
+        r"needs a C\+\+17 compiler, .* and none was found\. Install one \(Debian: apt-get install g\+\+\), "
+        r"or set CXX\. "
         "Exporting does not need it",
         str(caught.value),
     )
@@ -98,7 +99,7 @@ def test_no_compiler(tmp_path: Path) -> None:
 
 def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
-    with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' is not there"):
+    with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' does not exist"):
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
@@ -108,17 +109,17 @@ def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytes
     launcher.chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", f"'{launcher}' g++ -O0")
-    assert build.plugin().read_text().startswith("g++ -O0 -std=c++17 ")
+    assert build.build_plugin().read_text().startswith("g++ -O0 -std=c++17 ")
     monkeypatch.setenv("CXX", "'")
-    monkeypatch.setattr(build, "_key", lambda _: "another")
+    monkeypatch.setattr(build, "_cache_key", lambda _: "another")
     with pytest.raises(RuntimeUnavailable, match="CXX=' cannot be read as a command: No closing quotation"):
-        build.plugin()
+        build.build_plugin()
 
 
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
     exported, said = in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
-    assert "takes a C++17 compiler" in said
+    assert "needs a C++17 compiler" in said
     assert not (tmp_path / "cache").exists()
 
 
@@ -160,7 +161,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder should be")
     with pytest.raises(
         RuntimeUnavailable,
-        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a folder that can be",
+        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder",
     ):
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment={"XDG_CACHE_HOME": str(tmp_path)})
 
@@ -182,13 +183,13 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
 
 
 def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = build._key(build._executorch())
+    before = build._cache_key(build._executorch_folder())
     sources = shutil.copytree(build.SOURCES, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
     monkeypatch.setattr(build, "SOURCES", Path(sources))
-    assert build._key(build._executorch()) == before
+    assert build._cache_key(build._executorch_folder()) == before
     with (tmp_path / "cpp/host/plugin.h").open("a") as file:
         file.write("\n")
-    assert build._key(build._executorch()) != before
+    assert build._cache_key(build._executorch_folder()) != before
 
 
 def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     templates = [path for path in (ROOT / "arm_recipes/firmware/templates").rglob("*") if path.is_file()]
     assert len(templates) > 10
     assert all(path.relative_to(ROOT).as_posix() in names for path in templates)
-    units = [unit.relative_to(build.SOURCES) for unit in build.units()]
+    units = [unit.relative_to(build.SOURCES) for unit in build.plugin_sources()]
     assert len(units) > 10
     assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in units)
     assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)

@@ -19,7 +19,7 @@ from executorch.exir.schema import DataLocation, ScalarType
 from executorch.exir.tensor import get_scalar_type, scalar_type_table
 
 from arm_recipes.runtime import pte
-from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
+from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read_program
 from tests.runtime.pte_programs import CONSTANTS, NAMES, program
 from tests.runtime.schemas import agree
 
@@ -30,7 +30,7 @@ _CALLS = 100_000
 @pytest.mark.parametrize("name", NAMES)
 def test_agrees_with_executorch(name: str) -> None:
     data = program(name)
-    own, theirs = read(data), deserialize_pte_binary(data)
+    own, theirs = read_program(data), deserialize_pte_binary(data)
     assert list(own.methods) == [plan.name for plan in theirs.program.execution_plan]
     for method, plan in zip(own.methods.values(), theirs.program.execution_plan, strict=True):
         for side in ("inputs", "outputs"):
@@ -58,15 +58,17 @@ def _described(value: Any) -> PteTensor | str:
 
 def test_the_programs_have_what_is_tested() -> None:
     """The comparison above would pass for programs without delegates, segments or named data as well."""
-    backends = {name: {d.backend for m in read(program(name)).methods.values() for d in m.delegates} for name in NAMES}
+    backends = {
+        name: {d.backend for m in read_program(program(name)).methods.values() for d in m.delegates} for name in NAMES
+    }
     assert backends["ethosu"] == {"EthosUBackend"}
     assert backends["vgf"] == {"VgfBackend"}
     assert backends["xnnpack"] == {"XnnpackBackend"}
     assert backends["segments"] == backends["methods"] == {"TOSABackend"}
-    assert "weights" in read(program("segments")).named_data
-    assert read(program("xnnpack")).named_data
+    assert "weights" in read_program(program("segments")).named_data
+    assert read_program(program("xnnpack")).named_data
     assert len(program("segments")) - _flatbuffer_bytes(program("segments")) > 2000
-    assert read(program("mutable_buffer")).methods["forward"].operators
+    assert read_program(program("mutable_buffer")).methods["forward"].operators
 
 
 def _flatbuffer_bytes(data: bytes) -> int:
@@ -75,7 +77,7 @@ def _flatbuffer_bytes(data: bytes) -> int:
 
 
 def test_constant_methods() -> None:
-    methods = read(program("tosa")).methods
+    methods = read_program(program("tosa")).methods
     constants = {name: method.constants for name, method in methods.items() if method.constants is not None}
     assert constants == {
         "version": (3,),
@@ -94,7 +96,7 @@ def test_constant_methods() -> None:
 
 def test_nothing_is_copied() -> None:
     data = program("segments")
-    for method in read(data).methods.values():
+    for method in read_program(data).methods.values():
         for delegate in method.delegates:
             assert delegate.data.obj is data
             assert delegate.data.readonly
@@ -102,11 +104,11 @@ def test_nothing_is_copied() -> None:
 
 def test_a_payload_of_megabytes_takes_no_more_work() -> None:
     small, large = _inline_program(bytes(1 << 10)), _inline_program(bytes(14 << 20))
-    assert len(read(memoryview(large)).methods["forward"].delegates[0].data) == 14 << 20
+    assert len(read_program(memoryview(large)).methods["forward"].delegates[0].data) == 14 << 20
     assert _calls(memoryview(large)) == _calls(memoryview(small))
     tracemalloc.start()
     try:
-        read(memoryview(large))
+        read_program(memoryview(large))
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -123,7 +125,7 @@ def _calls(data: bytes | memoryview) -> int:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        read(data)
+        read_program(data)
     except ProgramError:
         pass
     finally:
@@ -158,7 +160,7 @@ def test_truncated(name: str) -> None:
     for length in [*range(0, len(data), step), *range(len(data) - 100, len(data))]:
         # Reading less than all of it as if it were whole would be worse than failing.
         with pytest.raises(ProgramError, match=r"^(truncated|damaged|not an ExecuTorch program)"):
-            read(data[:length])
+            read_program(data[:length])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -172,7 +174,7 @@ def test_bit_flips(name: str) -> None:
         for _ in range(flips.choice((1, 1, 2, 8))):
             damaged[flips.randrange(reach)] ^= 1 << flips.randrange(8)
         try:
-            assert isinstance(read(bytes(damaged)), PteProgram)
+            assert isinstance(read_program(bytes(damaged)), PteProgram)
         except ProgramError:
             refused += 1
         if attempt % 10 == 0:
@@ -192,26 +194,26 @@ def test_random_bytes() -> None:
             noise[8:12] = b"eh00"
         # An almost empty table is a valid program without methods.
         try:
-            assert read(bytes(noise)).methods.keys() <= {""}
+            assert read_program(bytes(noise)).methods.keys() <= {""}
         except ProgramError:
             continue
 
 
 @pytest.mark.parametrize("data", [b"", b"ET12", b"\0" * 7])
 def test_too_few_bytes(data: bytes) -> None:
-    with pytest.raises(ProgramError, match=r"truncated: \d bytes are too few"):
-        read(data)
+    with pytest.raises(ProgramError, match=r"truncated: a file of \d bytes is too short"):
+        read_program(data)
 
 
 def test_another_format() -> None:
     with pytest.raises(ProgramError, match=r"not an ExecuTorch program \(magic b'TOSA', expected b'ET12'\)"):
-        read(b"\0\0\0\0TOSA" + bytes(100))
+        read_program(b"\0\0\0\0TOSA" + bytes(100))
 
 
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (12, 0, "a header of 0 bytes"),
+        (12, 0, "the header has 0 bytes"),
         (16, 1 << 63, "the program should end at byte 9,223,372,036,854,775,808"),
         (24, (1 << 64) - 1, "the segments should end"),
         (32, (1 << 64) - 1, "the segments should end"),
@@ -222,7 +224,7 @@ def test_header(at: int, value: int, message: str) -> None:
     damaged = bytearray(program("segments"))
     struct.pack_into("<I" if at == 12 else "<Q", damaged, at, value)
     with pytest.raises(ProgramError, match=re.escape(message)):
-        read(bytes(damaged))
+        read_program(bytes(damaged))
 
 
 def test_references_to_one_table_end() -> None:
@@ -238,32 +240,32 @@ def test_references_to_one_table_end() -> None:
     plan = schema.ExecutionPlan.ExecutionPlanEnd(builder)
     data = _finish(builder, execution_plan=_vector(builder, [plan] * 3000))
     with pytest.raises(ProgramError, match="refer to more data than it has bytes"):
-        read(data)
+        read_program(data)
     assert _calls(data) < _CALLS
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sizes": [-1]}, "a tensor has the shape [-1] with the order [0]"),
-        ({"order": [1]}, "a tensor has the shape [4] with the order [1]"),
-        ({"order": []}, "a tensor has the shape [4] with the order []"),
-        ({"dtype": 99}, "a tensor has the unknown type 99"),
-        ({"kind": 77}, "kind of value 77 of 12 is used"),
-        ({"inputs": [1]}, "value 1 of 1 is used"),
-        ({"inputs": [-1]}, "value -1 of 1 is used"),
-        ({"buffers": [0, -5]}, "a buffer of -5 bytes"),
-        ({"location": 2}, "at the unknown place 2"),
-        ({"index": 1}, "inline payload 1 of 1 is used"),
-        ({"location": 1}, "segment 0 of 0 is used"),
+        ({"sizes": [-1]}, "a tensor has the shape [-1] with the dimension order [0]"),
+        ({"order": [1]}, "a tensor has the shape [4] with the dimension order [1]"),
+        ({"order": []}, "a tensor has the shape [4] with the dimension order []"),
+        ({"dtype": 99}, "a tensor has the unknown scalar type 99"),
+        ({"kind": 77}, "it refers to kind of value 77, and there are 12"),
+        ({"inputs": [1]}, "it refers to value 1, and there are 1"),
+        ({"inputs": [-1]}, "it refers to value -1, and there are 1"),
+        ({"buffers": [0, -5]}, "a planned buffer has -5 bytes"),
+        ({"location": 2}, "has the unknown location 2"),
+        ({"index": 1}, "it refers to inline payload 1, and there are 1"),
+        ({"location": 1}, "it refers to segment 0, and there are 0"),
         ({"name": b"\xff\xfe"}, "is not UTF-8"),
-        ({"methods": 2}, "two methods have one name"),
+        ({"methods": 2}, "two methods have the same name"),
     ],
 )
 def test_damage_is_named(change: dict[str, Any], message: str) -> None:
-    assert read(_inline_program(b"payload")).methods["forward"].inputs == (PteTensor("int8", (4,), (0,)),)
+    assert read_program(_inline_program(b"payload")).methods["forward"].inputs == (PteTensor("int8", (4,), (0,)),)
     with pytest.raises(ProgramError, match=re.escape(message)):
-        read(_inline_program(b"payload", **change))
+        read_program(_inline_program(b"payload", **change))
 
 
 def _inline_program(

@@ -110,9 +110,9 @@ def test_branches_are_read_with_their_graphs() -> None:
     ("change", "message"),
     [
         (lambda op: op.inputs.__setitem__(0, op.inputs[1]), "its condition is .*, not one boolean"),
-        (lambda op: op.inputs.append(op.inputs[1]), "a graph that it holds has"),
-        (lambda op: setattr(op.output, "shape", (3, 3)), "a graph that it holds has"),
-        (lambda op: op.graphs[1].outputs.append(op.graphs[1].outputs[0]), "a graph that it holds has"),
+        (lambda op: op.inputs.append(op.inputs[1]), "its nested graph has"),
+        (lambda op: setattr(op.output, "shape", (3, 3)), "its nested graph has"),
+        (lambda op: op.graphs[1].outputs.append(op.graphs[1].outputs[0]), "its nested graph has"),
     ],
 )
 def test_a_branch_is_of_the_operators_shapes_and_types(change: Any, message: str) -> None:
@@ -145,8 +145,8 @@ def _program(op: ts.Op, operands: int, results: int, attribute: str, *fields: An
         (_program(ts.Op.ADD, 2, 2, "AddAttribute"), "2 operands and 2 results, not 2 operands and 1 results"),
         (_program(ts.Op.CONCAT, 0, 1, "ConcatAttribute", 0), "0 operands and 1 results, not 1 operands"),
         (_program(ts.Op.FFT2D, 2, 2, "FFT2dAttribute", False, False), "FFT2D: the compiler has no such operator"),
-        (_program(ts.Op.MUL, 3, 1, "MulAttribute"), "its shift is no constant"),
-        (_program(ts.Op.RESHAPE, 2, 1, "ReshapeAttribute"), "its shape is no constant shape"),
+        (_program(ts.Op.MUL, 3, 1, "MulAttribute"), "its shift is not a constant"),
+        (_program(ts.Op.RESHAPE, 2, 1, "ReshapeAttribute"), "its shape is not a constant shape"),
         (b"", "truncated or damaged"),
     ],
 )

@@ -24,6 +24,7 @@ from arm_recipes.cli.main import main
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError
+from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Payload, read_payload
@@ -110,7 +111,7 @@ def test_what_is_told_of_it() -> None:
     told = operator.parts.payload
     assert (told.product, told.macs, told.stream) == (55, 128, "COP1")
     assert (told.command_bytes, told.weight_bytes) == (len(payload.commands), len(payload.weights))
-    assert [place.offset for place in model.input_places] == [place.offset for place in payload.inputs]
+    assert [place.offset for place in model.input_locations] == [place.offset for place in payload.inputs]
 
 
 def test_runs_leave_no_traces() -> None:
@@ -135,7 +136,7 @@ def test_inputs_that_it_does_not_take() -> None:
     image, offset = map(torch.from_numpy, _arrays())
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image: int8\[1, 5, 6, 2\] .*got 1"):
         loaded.run(image)
-    with pytest.raises(ValueError, match=r"input 0 \('image'\) must be .*; quantize real numbers with inputs\[0\]"):
+    with pytest.raises(ValueError, match=r"input 0 \('image'\) must be .*; quantize floats with inputs\[0\]"):
         loaded.run(image.float(), offset)
     with pytest.raises(ValueError, match="no method 'other'; the program has: forward"):
         loaded.run(image, offset, method="other")
@@ -157,7 +158,9 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
     loaded = VelaProgram(around(payload, inputs, outputs, fast_scratch=1 << 20))
     assert np.array_equal(loaded.run_arrays([x])[0], expected)
     assert loaded.watched([x]).peak[2] > 0
-    with pytest.raises(PayloadError, match="for Ethos-U65-256 is damaged, or does what the emulator does not know"):
+    with pytest.raises(
+        PayloadError, match="for Ethos-U65-256 is damaged, or uses a feature that the emulator does not support"
+    ):
         VelaProgram(around(payload, inputs, outputs, fast_scratch=16))
 
 
@@ -170,7 +173,9 @@ def test_fast_scratch_that_is_scratch() -> None:
     assert np.array_equal(one.run_arrays([x])[0], x)
     two = VelaProgram(around(payload, tensors[:1], tensors[1:], fast_scratch=64))
     assert not two.run_arrays([x])[0].any()
-    with pytest.raises(RunError, match="regions 1 and 2, which are the same memory: it cannot be watched"):
+    with pytest.raises(
+        RunError, match="regions 1 and 2, which are the same memory: the access checker does not support that"
+    ):
         one.watched([x])
 
 
@@ -212,9 +217,9 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
     assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
     with pytest.raises(RunError, match="backend='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
         loaded.run(*tensors, backend="tosa")
-    with pytest.raises(RunError, match="a TFLite model has no reference program: leave reference= out"):
+    with pytest.raises(RunError, match="a TFLite model has no reference program: leave out reference="):
         load(path, reference=path)
-    with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs those for an Ethos-U"):
+    with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs only Ethos-U delegates"):
         save_firmware(path, tmp_path / "firmware")
 
 
@@ -237,7 +242,8 @@ def test_what_inspect_tells() -> None:
     (delegate,) = method.delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert (delegate.payload.product, delegate.payload.macs, delegate.problem) == (65, 512, None)
-    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]  # type: ignore[union-attr]
+    tensors = [tensor for tensor in (*method.inputs, *method.outputs) if isinstance(tensor, TensorInfo)]
+    assert [tensor.scale for tensor in tensors] == [0.5, 0.25, 0.125]
     shown = str(described)
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line
@@ -259,7 +265,7 @@ def test_in_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '"backend": "ethos-u"' in capsys.readouterr().out
     path.write_bytes(_beside())
     assert main(["run", str(path), "--input", str(inputs)]) == 2
-    assert "these TFLite operators stay on the CPU" in capsys.readouterr().err
+    assert "Vela left these TFLite operators on the CPU" in capsys.readouterr().err
 
 
 # What is wrong with a file.
@@ -279,7 +285,7 @@ def _said(data: bytes) -> str:
 
 
 def test_operators_that_stay_on_the_cpu() -> None:
-    assert _said(_beside()).endswith("stay on the CPU, and nothing runs them here: SOFTMAX (2), mine")
+    assert _said(_beside()).endswith("executes only operators for the NPU: SOFTMAX (2), mine")
 
 
 def test_several_operators_for_the_npu() -> None:
@@ -289,7 +295,7 @@ def test_several_operators_for_the_npu() -> None:
     operator = TfliteOperator("ethos-u", (1, 2, 3, 3, 0), (0,), ETHOS_U_OPTIONS)
     offsets = struct.pack("<7i", 0, 1, 4, 0, -1, -1, 0)
     data = tflite_model(tensors, [operator, operator], [0], [0], allocation=offsets)
-    assert _said(data) == "the model has 2 operators for the NPU; those with one are run here"
+    assert _said(data) == "the model has 2 operators for the NPU; this runtime supports one"
 
 
 def test_a_model_that_vela_has_not_compiled() -> None:
@@ -347,7 +353,7 @@ def test_a_damaged_command_stream() -> None:
     assert _said(data.replace(b"COP1", b"COP9")).startswith("damaged: block 'command stream' at byte ")
     first = data.index(b"COP1") + 32
     with pytest.raises(
-        PayloadError, match=r"is damaged, or does what the emulator does not know\. In its command stream"
+        PayloadError, match=r"is damaged, or uses a feature that the emulator does not support\. In its command stream"
     ):
         load(data[:first] + b"\xff" * 4 + data[first + 4 :])
 

@@ -171,7 +171,7 @@ def test_no_emulation_layer(tmp_path: Path) -> None:
 def test_no_scenario_runner() -> None:
     with pytest.raises(
         RuntimeUnavailable,
-        match=r"takes the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'arm-recipes\[vgf\]'",
+        match=r"needs the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'arm-recipes\[vgf\]'",
     ):
         in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
 

@@ -63,8 +63,8 @@ def price(figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], 
         graph = read_graph(memoryview(flatbuffer.tobytes()))
         made = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
         for op in graph.operators:
-            traffic += sum(graph.bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
-        constants += sum(count for name, count in graph.bytes.items() if name not in made)
+            traffic += sum(graph.tensor_bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
+        constants += sum(count for name, count in graph.tensor_bytes.items() if name not in made)
     if figures is None:
         return Price(None, None, constants, traffic, cpu_operators)
     return Price(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)

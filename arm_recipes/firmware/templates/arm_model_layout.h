@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The sizes in model.h count with these types of ExecuTorch @EXECUTORCH@. Where another has other ones, the sizes would
-// be wrong, so the build stops.
+// The sizes in model.h were computed with these types of ExecuTorch @EXECUTORCH@. If the types of another version
+// differ, the sizes are wrong and the build stops.
 #pragma once
 
 #include <executorch/runtime/backend/interface.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * @NAME@: inputs, and what the program returned for them on the machine that exported it. For self_test.cpp.
+ * @NAME@: test vectors of self_test.cpp: inputs, and the outputs of the program on the exporting machine.
  */
 #ifndef ARM_MODEL_GOLDEN_H
 #define ARM_MODEL_GOLDEN_H
@@ -13,18 +13,18 @@ extern "C" {
 
 #define ARM_MODEL_CASE_COUNT @CASE_COUNT@
 
-/* By how much an output of floating point may differ, in parts of the larger of 1 and what was returned: @WHY@ */
+/* Tolerance of floating-point outputs, relative to max(1, |expected value|): @WHY@ */
 #ifndef ARM_MODEL_FLOAT_TOLERANCE
 #define ARM_MODEL_FLOAT_TOLERANCE @TOLERANCE@f
 #endif
 
 typedef struct {
-  uint32_t method; /* of arm_model_methods */
+  uint32_t method; /* index into arm_model_methods */
   const uint8_t *const *inputs;
   const uint8_t *const *outputs;
 } arm_model_case;
 
-/* In this order: a program with state remembers. */
+/* Run in this order: a program may have state. */
 extern const arm_model_case arm_model_cases[ARM_MODEL_CASE_COUNT];
 
 #ifdef __cplusplus

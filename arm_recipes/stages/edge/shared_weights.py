@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, pack_stream
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
-from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
-from arm_recipes.runtime.payload_parts import name_of, split_payload
+from arm_recipes.runtime.ethosu_payload import externalize_weights, read_parts
+from arm_recipes.runtime.payload_parts import split_payload, weights_name
 from arm_recipes.runtime.tosa_graph import constant_spans
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
         return
     name = _stored(manager, region)
     for module, stream, patched in zip(modules, streams, moved, strict=True):
-        payload = with_weights_outside(module.processed_bytes, patched, name)
+        payload = externalize_weights(module.processed_bytes, patched, name)
         _replace(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
@@ -94,7 +94,7 @@ def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
 
 
 def _stored(manager: EdgeProgramManager, data: bytes) -> str:
-    name = name_of(data)
+    name = weights_name(data)
     store_named_data(manager, name, data, _ALIGNMENT)
     return name
 

@@ -85,7 +85,7 @@ EXPECTED: Sequence[Expected] = (
     Expected(
         "unread",
         ("CAST_TO_BLOCK_SCALED",),
-        "tensors of MXINT8 are not read$",
+        "tensors of type MXINT8 are not supported$",
         "a type that the compiler does not offer",
         ("cast_to_block_scaled/tosa-ext-mxfp@1.1.0", "cast_to_block_scaled_32_f32_outmi8xf8ue8m0_bksz32"),
     ),
