@@ -20,9 +20,9 @@ from torch.fx import Node
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import lookup, values, wave
+from arm_backend_core.ops.lookup import evaluate_on_operand, lookup, sinusoid_angle
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.qparams import QParams
@@ -42,7 +42,7 @@ def merging_reader(node: Node) -> Node | None:
     It then merges into the RESCALE that the producer's integers leave through.
     """
     users = list(node.users)
-    record = find(users[0]) if len(users) == 1 else None
+    record = find_record(users[0]) if len(users) == 1 else None
     if record is None or not users[0].args or users[0].args[0] is not node:
         return None
     return users[0] if record.clamp is not None or _factor(users[0], record) is not None else None
@@ -264,7 +264,12 @@ class Univariate:
     def oscillates(self) -> bool:
         """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
         q = self.base.q
-        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and wave(values(self._values, q)) > 0
+        return (
+            self.target in _WAVES
+            and q is not None
+            and q.dtype is DType.INT16
+            and sinusoid_angle(evaluate_on_operand(self._values, q)) > 0
+        )
 
     def _values(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
@@ -272,7 +277,7 @@ class Univariate:
     def tabulated(self, b: Builder) -> Tensor:
         """In int16 steps that hold all its values."""
         assert self.base.q is not None
-        real = values(self._values, self.base.q)[:-1]
+        real = evaluate_on_operand(self._values, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
         return Tensor(self.quantized(b, q), q)
@@ -319,7 +324,7 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
 
 def before_reader(reader: Node, q: QParams) -> QParams:
     """Parameters of the operand of a ``merging_reader`` whose result has ``q``."""
-    record = find(reader)
+    record = find_record(reader)
     factor = None if record is None or record.clamp is not None else _factor(reader, record)
     return q if factor is None else _scaled(q, 1 / factor)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import attribute
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def remove_batch_norms(module: GraphModule) -> None:
 
 def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:
     """Multiply weight and bias of ``x`` by ``gain`` [C] and add ``offset`` [C], if the batch norm alone reads it."""
-    record = find(x)
+    record = find_record(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
         return False
     weight: Any = x.args[record.weight]

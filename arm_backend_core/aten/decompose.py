@@ -38,10 +38,10 @@ from arm_backend_core.nodes import (
     is_implicit,
     mutates,
 )
-from arm_backend_core.ops.catalog import composite, find, records
+from arm_backend_core.ops.catalog import find_composite, find_record, records
 from arm_backend_core.ops.composites import computed_weights
-from arm_backend_core.ops.composites.arithmetic import product_of_nothing
-from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
+from arm_backend_core.ops.composites.arithmetic import empty_product
+from arm_backend_core.ops.composites.movement import OUT_OF_VIEW
 
 aten = torch.ops.aten
 
@@ -60,9 +60,9 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         ModelError: an operator reads memory by strides, and its operand does not lie there as its shape says.
     """
     for node in module.graph.nodes:  # before operands are replaced by what lies otherwise
-        record = composite(node)
+        record = find_composite(node)
         if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
-            raise ModelError(f"{in_words(node)} cannot be exported: {BEYOND_A_VIEW}")
+            raise ModelError(f"{in_words(node)} cannot be exported: {OUT_OF_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
 
@@ -143,7 +143,7 @@ class _Decomposer:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
         if complex_numbers.concerns(node):
             return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
-        record = composite(node)
+        record = find_composite(node)
         if record is not None and record.stepwise:
             return record.decompose(writer.call, *node.args, **node.kwargs)
         rule = self._rule(node, writer.constants)
@@ -172,10 +172,10 @@ class _Decomposer:
         if _is_empty(node):
             return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
         if _is_product_of_nothing(node):
-            return partial(product_of_nothing, node.meta["val"].shape)
+            return partial(empty_product, node.meta["val"].shape)
         if _has_computed_weight(node, constants):
             return computed_weights.RULES[overload][1]
-        record = composite(node)
+        record = find_composite(node)
         if record is not None:
             return partial(record.decompose, quantized=self.quantized) if record.takes_quantized else record.decompose
         if overload in torch._decomp.decomposition_table:
@@ -307,12 +307,12 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return composite(node) is not None or is_implicit(node.target)
+        return find_composite(node) is not None or is_implicit(node.target)
     if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
-        return find(node) is None
+        return find_record(node) is None
     if node.target is aten.view_as_complex.default:
         return False
-    composed = find(node) is None or complex_numbers.concerns(node)
+    composed = find_record(node) is None or complex_numbers.concerns(node)
     return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
 
 
@@ -348,11 +348,16 @@ def _alternative(node: Node) -> bool:
     Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
     kernel for these.
     """
-    return composite(node) is None and node.target in torch._decomp.decomposition_table
+    return find_composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
 def _is_known(node: Node, constants: set[Node]) -> bool:
-    return node.op != "call_function" or node in constants or node.target is operator.getitem or find(node) is not None
+    return (
+        node.op != "call_function"
+        or node in constants
+        or node.target is operator.getitem
+        or find_record(node) is not None
+    )
 
 
 def _check(node: Node, outputs: Any) -> None:
@@ -366,7 +371,7 @@ def _check(node: Node, outputs: Any) -> None:
     wanted = [_kind(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
     if any(x is not None and x != y for x, y in zip(made, wanted, strict=True)):
         what = f"the decomposition of {node.target} gives {made} in place of {wanted}"
-        raise Unsupported(what) if composite(node) is None else fault(what)
+        raise Unsupported(what) if find_composite(node) is None else fault(what)
 
 
 def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:

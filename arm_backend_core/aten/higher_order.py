@@ -3,7 +3,7 @@
 ``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
 Branches are functions without side effects, so that is the same program; it takes the time of both, but where the
 target has COND_IF (``tosa/passes/branches``). ``map`` and ``scan`` become their rounds, ``while_loop`` too where the
-number of these is known, else one round between marks (``ops/loops``). What ``no_grad`` and a disabled ``autocast`` are
+number of these is known, else one round between marks (``ops/loop_markers``). What ``no_grad`` and a disabled ``autocast`` are
 around is written out as it is.
 """
 
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.aten.decompose import traced
 from arm_backend_core.nodes import CHOICE, LOOP, evaluated, held, is_constant, is_state
 from arm_backend_core.ops.composites.attention import flex_attention
-from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
+from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order

@@ -17,7 +17,7 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 Interval = tuple[int, int]
@@ -81,7 +81,7 @@ class Intervals:
 
     def _result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""
-        name, record = _name(node), find(node)
+        name, record = _name(node), find_record(node)
         if name == "one_hot":
             return 0, 1
         if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):

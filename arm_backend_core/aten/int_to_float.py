@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.nodes import constant_nodes, first_result, is_countable
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 
@@ -28,7 +28,7 @@ def promote(module: GraphModule) -> None:
 
 def _counting(node: Node) -> Iterator[Node]:
     """Operands that are integers or booleans, but for conditions."""
-    record, result = find(node), first_result(node)
+    record, result = find_record(node), first_result(node)
     joins = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
         for source in node.all_input_nodes if joins or record.kind is Kind.ELEMENTWISE else ():

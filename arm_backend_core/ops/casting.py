@@ -9,7 +9,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, decomposition, op
@@ -29,7 +29,7 @@ def to_bool(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))
 
 
-def _truncated(cx: Context, x: FixedPoint) -> Value:
+def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     """The whole part of real numbers as INT32; what is next to another whole number counts as that one."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
@@ -46,12 +46,12 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     if cx.dtype is DType.BOOL:
         return to_bool(cx, x)
     if x.q is not None:
-        return x.value if cx.dtype.is_float else cx.b.cast(_truncated(cx, cx.integer(x)), cx.dtype)
+        return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.integer(x)), cx.dtype)
     if cx.out is not None:  # whole numbers as real ones
         return cx.whole(x).to(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)
-    return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)
+    return cx.b.cast(FloatExpr(cx.b, x.value).truncated().value, cx.dtype)
 
 
 @decomposition(aten.to.other, aten.type_as.default)

@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
@@ -46,9 +46,11 @@ def conv(
     """x [N, C, (D,) (H,) W], weight [OC, C / groups, (KD,) (KH,) KW]."""
     spatial = weight.rank - 2
     if spatial == 3:
-        return _convolve_volume(cx, x, weight, bias, stride, padding, dilation, groups=groups)
-    top, left = pair(padding, spatial, 0)
-    geometry = _Geometry(pair(stride, spatial, 1), (top, top, left, left), pair(dilation, spatial, 1), groups)
+        return _convolve_3d(cx, x, weight, bias, stride, padding, dilation, groups=groups)
+    top, left = height_width(padding, spatial, 0)
+    geometry = _Geometry(
+        height_width(stride, spatial, 1), (top, top, left, left), height_width(dilation, spatial, 1), groups
+    )
     return _convolve(cx, x, weight, bias, geometry)
 
 
@@ -65,14 +67,14 @@ def conv_same(
 ) -> Value:
     """padding="same" puts the odd row or column after, as PyTorch does."""
     spatial = weight.rank - 2
-    steps = pair(dilation, spatial, 1)
-    kernel = pair(weight.shape[2:], spatial, 1)
+    steps = height_width(dilation, spatial, 1)
+    kernel = height_width(weight.shape[2:], spatial, 1)
     total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(pair(stride, spatial, 1), pad, steps, groups))
+    return _convolve(cx, x, weight, bias, _Geometry(height_width(stride, spatial, 1), pad, steps, groups))
 
 
-def _convolve_volume(
+def _convolve_3d(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *window: Sequence[int], groups: int
 ) -> Value:
     """x [(N,) C, D, H, W], weight [OC, C / groups, KD, KH, KW]: the window's depth becomes channels of an image.
@@ -80,7 +82,7 @@ def _convolve_volume(
     Exact on every target. TOSA's CONV3D is not: Ethos-U55 and U65 have none that is deeper than 1.
     """
     steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in window)
-    kernel = _constant(weight)
+    kernel = _require_constant(weight)
     slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
     n, h, w, c = slices[0].shape
     out, per_group, deep, high, wide = kernel.shape
@@ -97,7 +99,7 @@ def _convolve_volume(
         image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, high, wide)
     pad = (pads[1], pads[1], pads[2], pads[2])
     geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
-    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
     return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
@@ -158,31 +160,35 @@ def conv_transpose(
         raise Unsupported(f"transposed convolution in {spatial} dimensions")
     if weight.q is not None and weight.q.axis not in (None, 1):
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
-    kernels = _constant(weight)
-    kernels = _spread(kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), pair(dilation, spatial, 1), weight)
-    crop, extra = pair(padding, spatial, 0), pair(output_padding, spatial, 0)
+    kernels = _require_constant(weight)
+    kernels = _dilate_kernel(
+        kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), height_width(dilation, spatial, 1), weight
+    )
+    crop, extra = height_width(padding, spatial, 0), height_width(output_padding, spatial, 0)
     ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
-    image = as_image(cx.b, x.value, weight.rank)
+    image = to_nhwc_image(cx.b, x.value, weight.rank)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
     for group in range(groups):
         part = cx.b.narrow(image, -1, group * in_channels, in_channels)
         rows = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
-        sums = accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
-        steps, zps = pair(stride, spatial, 1), zero_points(x, weight)
+        sums = build_accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
+        steps, zps = height_width(stride, spatial, 1), zero_points(x, weight)
         try:
             made = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
             value = cx.b.transpose_conv2d(part, *made, out_pad=ends, stride=steps, zps=zps)
             results.append(cx.requantize_sums(value, sums))
         except Unsupported:
-            whole = _by_phases(cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype)
+            whole = _transpose_conv_by_phases(
+                cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype
+            )
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
             results.append(cx.b.slice(whole, (0, crop[0], crop[1], 0), size))
     return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 3)), cx.shape)
 
 
-def _by_phases(
+def _transpose_conv_by_phases(
     cx: Context,
     image: Value,
     sums: Accumulator,
@@ -210,7 +216,7 @@ def _by_phases(
     return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
-def _spread(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+def _dilate_kernel(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
     """Kernels [..., KH, KW] with zeros between their elements: TOSA's TRANSPOSE_CONV2D has no dilation."""
     sizes = [step * (size - 1) + 1 for step, size in zip(steps, kernels.shape[-2:], strict=True)]
     apart = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
@@ -225,14 +231,14 @@ for _record in (conv, conv_same, convolution, conv_transpose):
 def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
-    image = as_image(cx.b, x.value, weight.rank)
-    kernel = _constant(weight)
+    image = to_nhwc_image(cx.b, x.value, weight.rank)
+    kernel = _require_constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
-    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _grouped(
+def _convolve_groups(
     cx: Context,
     x: Tensor,
     weight: Tensor,
@@ -252,22 +258,22 @@ def _grouped(
             # PyTorch's output channel is c * M + m, as TOSA's.
             count = min(step, groups - start)
             rows = slice(start * size, (start + count) * size)
-            sums = accumulator(cx, x, weight, bias, kernel[rows], rows)
+            sums = build_accumulator(cx, x, weight, bias, kernel[rows], rows)
             filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
             constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-            results.append(_depthwise(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
+            results.append(_depthwise_conv(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
         return cx.b.concat(results, 3)
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)
-        sums = accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
+        sums = build_accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
         constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
         # A group is finished before groups are joined: CONCAT takes no INT48.
         results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
 
 
-def _depthwise(
+def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
     """A stride that no NPU has by a divisor of it, all but some windows left out.
@@ -283,7 +289,7 @@ def _depthwise(
     return value
 
 
-def accumulator(
+def build_accumulator(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, filters: np.ndarray[Any, Any], rows: slice
 ) -> Accumulator:
     """Sums over x with some of the weight's output channels, ``filters`` [channels, ...], which are the bias' ``rows``.
@@ -300,7 +306,7 @@ def accumulator(
     return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
-def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
+def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
         raise Unsupported("its weight is computed while the program runs; TOSA targets want a constant")
     return weight.value.data

@@ -11,23 +11,23 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.elementwise import div
-from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient
-from arm_backend_core.ops.integers import SHIFTED, FixedPoint
+from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant
+from arm_backend_core.ops.integers import RESCALE_SAFE_LIMIT, FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_WHOLE: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
+_DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
 #: Quotients up to this are off by one at most, however their reciprocal was rounded.
 _EXACT = 2.0**21
 #: The inverse of a quotient of which two divisions leave more than the divisor.
 _BEYOND = 2.0**-40
 
 
-def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
+def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
     """x / y rounded down, and what remains, which has the sign of y.
 
     The reciprocal errs by a few units in the last place, so the nearest whole number is taken: it is the quotient, or
@@ -36,9 +36,9 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
-        left, right = Float(b, dividend), Float(b, divisor)
+        left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
-        left_over = _remaining(left, right, nearest)
+        left_over = _exact_remainder(left, right, nearest)
         if rounded:
             left_over = (nearest + left_over / right).equal(nearest).where(0.0, left_over)
         else:  # PyTorch divides x less what remains, which is no number where x is infinite
@@ -53,28 +53,30 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
         else:
             quotient = b.bitwise("INTDIV", dividend, divisor)
         rest = b.sub(dividend, b.mul(quotient, divisor))
-    wrong = _opposed(cx, rest, divisor)
+    wrong = _signs_differ(cx, rest, divisor)
     quotient = b.sub(quotient, wrong)
     if cx.dtype.is_float:  # 0 times an infinite divisor would be no number
-        return quotient, Float(b, wrong).greater(0.5).where(Float(b, b.add(rest, divisor)), Float(b, rest)).value
+        return quotient, FloatExpr(b, wrong).greater(0.5).where(
+            FloatExpr(b, b.add(rest, divisor)), FloatExpr(b, rest)
+        ).value
     return quotient, b.add(rest, b.mul(wrong, divisor))
 
 
-def _remaining(x: Float, y: Float, quotient: Float) -> Float:
+def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
     """x - quotient * y, rounded once: Dekker 1971, the product's rounding error from halves of 12 bits."""
     product = quotient * y
-    (high, low), (y_high, y_low) = _halves(quotient), _halves(y)
+    (high, low), (y_high, y_low) = _split_mantissa(quotient), _split_mantissa(y)
     error = high * y_high - product + high * y_low + low * y_high + low * y_low
     return quotient.equal(0.0).where(x, x - product - error)  # also of an infinite y
 
 
-def _halves(x: Float) -> tuple[Float, Float]:
+def _split_mantissa(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
     spread = x * (2.0**12 + 1)
     high = spread - (spread - x)
     return high, x - high
 
 
-def _opposed(cx: Context, x: Value, y: Value) -> Value:
+def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
     """1 where x is not 0 and has another sign than y, else 0. The FP profile compares in FP32, which keeps signs."""
     b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
@@ -83,22 +85,22 @@ def _opposed(cx: Context, x: Value, y: Value) -> Value:
     return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
 
 
-@op(aten.floor_divide.default, aten.floor_divide.Scalar, **_WHOLE)
+@op(aten.floor_divide.default, aten.floor_divide.Scalar, **_DISCONTINUOUS)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y rounded down."""
-    return _signed(cx, x, y, _divided(cx, x, y)[0])
+    return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
 
 
-def _signed(cx: Context, x: Operand, y: Operand, whole: Value) -> Value:
+def _restore_zero_sign(cx: Context, x: Operand, y: Operand, whole: Value) -> Value:
     """``whole``, a zero among floats with the sign of x / y."""
     if not cx.dtype.is_float:
         return whole
-    b, rounded = cx.b, Float(cx.b, whole)
-    none = Float(b, cx.operand(x, cx.dtype)) / Float(b, cx.operand(y, cx.dtype)) * 0.0
+    b, rounded = cx.b, FloatExpr(cx.b, whole)
+    none = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
     return rounded.equal(0.0).where(none, rounded).value
 
 
-@op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_WHOLE)
+@op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_DISCONTINUOUS)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**21.
 
@@ -106,44 +108,47 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     2**-46 of x at most. Of a quotient beyond 2**40, and beside a divisor next to 0, whose reciprocal could overflow,
     nothing remains.
     """
-    rest = _divided(cx, x, y)[1]
+    rest = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
         return rest
-    again, divisor = Float(cx.b, _divided(cx, Tensor(rest), y)[1]), Float(cx.b, cx.operand(y, cx.dtype))
-    dividend = Float(cx.b, cx.operand(x, cx.dtype))
+    again, divisor = (
+        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Tensor(rest), y)[1]),
+        FloatExpr(cx.b, cx.operand(y, cx.dtype)),
+    )
+    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # A small one is not divided again: -1e-9 % 1 is 1 once it is rounded, which would leave 0.
-    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, Float(cx.b, rest))
+    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, FloatExpr(cx.b, rest))
     nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
     left = left.equal(0.0).where(nothing, left)  # a zero has the dividend's sign
     beyond = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(nothing, left)
     return abs(divisor).less(2.0**-120).where(nothing, beyond).value
 
 
-@op(aten.fmod.Tensor, aten.fmod.Scalar, **_WHOLE)
+@op(aten.fmod.Tensor, aten.fmod.Scalar, **_DISCONTINUOUS)
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * trunc(x / y), with the sign of x; of floats what remains of |x| / |y|, which nothing is taken from."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
         rest = remainder.lower(cx, x, y)
-        return b.sub(rest, b.mul(_opposed(cx, rest, dividend), divisor))
-    signed = Float(b, dividend)
-    positive = Float(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
+        return b.sub(rest, b.mul(_signs_differ(cx, rest, dividend), divisor))
+    signed = FloatExpr(b, dividend)
+    positive = FloatExpr(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
     rest = signed.less(0.0).where(-positive, positive)
     return rest.equal(0.0).where(signed * 0.0, rest).value
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
     """x / y, rounded down or towards zero if it is to be: one more than down where what remains has not x's sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
-    quotient, rest = _divided(cx, x, y, rounded=True)
-    return _signed(cx, x, y, cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype))))
+    quotient, rest = _floor_divide_with_remainder(cx, x, y, rounded=True)
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _signs_differ(cx, rest, cx.operand(x, cx.dtype))))
 
 
-def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
+def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
         """``plain`` on whole numbers with the same quotients: x in steps of y, as fine as 32 bits allow.
 
@@ -152,14 +157,14 @@ def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
-        number = _number(y)
+        number = _scalar_value(y)
         if number and isinstance(x, Tensor) and not x.is_constant:
-            down = Fixed.ceil if number < 0 else Fixed.floor
-            method = Fixed.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
-            return quotient(cx, x, number, method, rest=rest)
+            down = FixedPointQuotient.ceil if number < 0 else FixedPointQuotient.floor
+            method = FixedPointQuotient.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
+            return divide_by_constant(cx, x, number, method, rest=rest)
         dividend, divisor = cx.integer(x), cx.integer(y).in_steps().with_scale(1.0)
-        ratio = min(dividend.scale / cx.integer(y).scale, (SHIFTED - 1) / dividend.peak)
-        bits = min(int(math.log2((SHIFTED - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
+        ratio = min(dividend.scale / cx.integer(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
+        bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
         right = (divisor + none).times(1 << bits)
@@ -173,7 +178,7 @@ def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
     return rule
 
 
-def _number(y: Operand) -> float | None:
+def _scalar_value(y: Operand) -> float | None:
     """A divisor that is one number."""
     if not isinstance(y, Tensor):
         return float(y)
@@ -181,6 +186,6 @@ def _number(y: Operand) -> float | None:
 
 
 for _record in (floor_divide, div_mode):
-    _record.integer(_in_steps(_record))
+    _record.integer(_integer_rule(_record))
 for _record in (remainder, fmod):
-    _record.integer(_in_steps(_record, rest=True))
+    _record.integer(_integer_rule(_record, rest=True))

@@ -15,8 +15,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import FixedPoint, of_int16, of_one_rank, to_common_scale
+from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_rank, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -28,12 +28,12 @@ _TINY = 2.0**-64  #: beside it every divisor with an infinite reciprocal is smal
 _ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
-def _common(cx: Context, *operands: Operand) -> list[Value]:
+def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
     """Plain operands in the result's element type."""
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
-def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
         raise Unsupported("alpha=0 makes its second operand count for nothing; leave the operator out")
@@ -42,71 +42,73 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
         return x.value
     right = cx.integer(y)
     pair = cx.integer(x), right.with_scale(right.scale * abs(factor))
-    left, right = of_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
+    left, right = to_common_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
     return (left + right if factor > 0 else left - right).to(cx.q)
 
 
-def _arithmetic(cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool) -> Value:
+def _apply_in_result_type(
+    cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool
+) -> Value:
     """``rule`` on plain operands; a ``single`` operator rounds once in any floating-point type."""
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
-        return rule(*_common(inner, x, y))
+        return rule(*_cast_operands(inner, x, y))
 
     return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.widened(evaluate, x, y)
 
 
-def _plain_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     def total(left: Value, right: Value) -> Value:
         if abs(factor) != 1:
             right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
         return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
 
-    return _arithmetic(cx, total, x, y, single=abs(factor) == 1)
+    return _apply_in_result_type(cx, total, x, y, single=abs(factor) == 1)
 
 
 @op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
 def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x + alpha * y."""
-    return _plain_sum(cx, x, y, alpha)
+    return _add_plain(cx, x, y, alpha)
 
 
-add.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, alpha))
+add.integer(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
 def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x - alpha * y."""
-    return _plain_sum(cx, x, y, -alpha)
+    return _add_plain(cx, x, y, -alpha)
 
 
-sub.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, -alpha))
+sub.integer(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
 
 
 @op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
 def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """y - alpha * x."""
-    return _plain_sum(cx, y, x, -alpha)
+    return _add_plain(cx, y, x, -alpha)
 
 
-rsub.integer(lambda cx, x, y, alpha=1: _sum(cx, y, x, -alpha))
+rsub.integer(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
 
 
-def _positive(x: Any, y: Any) -> float | None:
+def _positive_factor(x: Any, y: Any) -> float | None:
     """The number that the other operand is multiplied by, if it is a positive Python number."""
     return float(y) if isinstance(y, (int, float)) and not isinstance(y, bool) and y > 0 else None
 
 
-def _inverse(x: Any, y: Any) -> float | None:
-    factor = _positive(x, y)
+def _reciprocal_factor(x: Any, y: Any) -> float | None:
+    factor = _positive_factor(x, y)
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
+@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; of booleans, whether both hold."""
     if cx.dtype is DType.BOOL:
-        return cx.b.bitwise("LOGICAL_AND", *_common(cx, x, y))
-    return _arithmetic(cx, cx.b.mul, x, y, single=True)
+        return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
+    return _apply_in_result_type(cx, cx.b.mul, x, y, single=True)
 
 
 @mul.integer
@@ -116,7 +118,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
     U85-256.
     """
-    left, right = of_one_rank(cx.integer(x), cx.integer(y))
+    left, right = to_common_rank(cx.integer(x), cx.integer(y))
     if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
         left, right = left.in_int16(), right.in_int16()
     else:
@@ -127,13 +129,13 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     return product.to(cx.q)
 
 
-@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, compute_fp32=True, **_ARITHMETIC)
+@op(aten.div.Tensor, aten.div.Scalar, factor=_reciprocal_factor, compute_fp32=True, **_ARITHMETIC)
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
-    dividend = Float(cx.b, cx.operand(x, cx.dtype))
+    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     if not isinstance(y, Tensor) and abs(y) >= _TINY:
         return (dividend / y).value
-    divisor = Float(cx.b, cx.operand(y, cx.dtype))
+    divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
         grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.like(1.0))
         dividend, divisor = dividend * grown, divisor * grown
@@ -167,7 +169,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
         bits = most.bit_length() + 1
         dividend = dividend.minimum(size.times(most).with_scale(1.0)).maximum(size.times(-most).with_scale(1.0))
     peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
-    quotient = (dividend * divisor.sign()).times(_inverse_of(size.maximum(1), cx.q.dtype), bits, peak)
+    quotient = (dividend * divisor.sign()).times(_refined_reciprocal(size.maximum(1), cx.q.dtype), bits, peak)
     signs = cx.integer(x).in_steps().sign().with_scale(1.0)
     infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).with_scale(1.0) * signs
     total = quotient + infinite.with_scale(quotient.scale)
@@ -175,7 +177,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
 
 
-def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
+def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
     """2**30 / v; for int16 with a step of Newton's method, r + r * (1 - v * r)."""
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
@@ -184,11 +186,11 @@ def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
     return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
-def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
+def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
     """``maximum`` or ``minimum``; ``ignoring`` gives the other operand where one is not a number."""
 
     def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
-        return _arithmetic(cx, getattr(cx.b, name), x, y, single=True)
+        return _apply_in_result_type(cx, getattr(cx.b, name), x, y, single=True)
 
     def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
         left, right = to_common_scale(cx.integer(x), cx.integer(y), cx.q)
@@ -196,15 +198,15 @@ def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
         return result.to(cx.q)
 
     def other(cx: Context, x: Tensor, y: Tensor) -> Value:
-        result: Value = getattr(cx.b, name)(*_common(cx, x, y), ignore_nan=True)
+        result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
     op(*overloads, absorbs_activation=True, univariate=True)(rule).integer(integer)
     op(ignoring)(other).integer(integer)
 
 
-_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
-_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
+_register_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
+_register_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
 @op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
@@ -212,14 +214,14 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x ** y."""
     if not cx.dtype.is_float:
         raise Unsupported("a power of integers: TOSA has none; convert with .to(torch.float32)")
-    base, exponent = (Float(cx.b, value) for value in _common(cx, x, y))
+    base, exponent = (FloatExpr(cx.b, value) for value in _cast_operands(cx, x, y))
     return (base**exponent).value
 
 
 @power.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
-    base, exponent = of_one_rank(*(cx.integer(z).in_steps() for z in (x, y)))
+    base, exponent = to_common_rank(*(cx.integer(z).in_steps() for z in (x, y)))
     steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)

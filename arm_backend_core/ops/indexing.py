@@ -22,10 +22,10 @@ aten = torch.ops.aten
 #: twice that the CPU copies the rows: tiny BERT's 32 of 1000 rows of 128 would cost 442,616, a third of the whole.
 _FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
 _FEW_BYTES = 1 << 16  #: of products, where the rows are computed; those of int32 lie in memory
-_NONE = -128  #: 0 of a matrix of ones, so that whatever is less saturates to it
-_MOST_ROWS = 64  #: each is taken out, picked from and put back
+_ONE_HOT_ZERO_POINT = -128  #: 0 of a matrix of ones, so that whatever is less saturates to it
+_MAX_ROWS = 64  #: each is taken out, picked from and put back
 _FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
-_MOST_SLICES = 1024  #: RAFT samples 12,544 elements one by one; the CPU is faster, and Vela not done in minutes
+_MAX_SLICES = 1024  #: RAFT samples 12,544 elements one by one; the CPU is faster, and Vela not done in minutes
 
 
 def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
@@ -39,16 +39,16 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     if len(starts) - 1 > _FEW_SLICES:
         even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
         if list(indices) == list(even):
-            return strided(b, x, axis, even)
+            return take_strided(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
-    if len(starts) > _MOST_SLICES:
-        raise Unsupported(f"{len(starts) - 1} runs of elements ({_MOST_SLICES} without GATHER); leave it to the CPU")
+    if len(starts) > _MAX_SLICES:
+        raise Unsupported(f"{len(starts) - 1} runs of elements ({_MAX_SLICES} without GATHER); leave it to the CPU")
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
-def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
+def take_strided(b: Builder, x: Value, axis: int, places: range) -> Value:
     """x[places] along one axis: one of each group, the first if all are whole; else what is missing is filled."""
     before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
     if places.step == 1:
@@ -61,7 +61,7 @@ def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
     return b.reshape(b.narrow(grouped, axis + 1, place, 1), (*before, count, *after))
 
 
-def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
+def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
     """x[indices] along one axis, the indices computed; one axis stands for all of theirs."""
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
@@ -69,15 +69,15 @@ def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
     few = front.shape[0] <= _FEW_ROWS and indices.size * front.size <= _FEW_PRODUCTS
     known = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
     if "GATHER" in cx.target.hardware.unsupported and known and few:
-        picked = _product(b, front, b.cast(indices, DType.INT32))
+        picked = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        picked = _rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
+        picked = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
     back = b.reshape(picked, (indices.size, *front.shape[1:]))
     return b.transpose(back, [order.index(i) for i in range(x.rank)])
 
 
-def _rows(cx: Context, values: Value, indices: Value) -> Value:
+def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
     """values [N, K, C], indices [N, W] -> [N, W, C] (TOSA 1.0, GATHER), or products with what has a 1 for an index."""
     b, dtype, (n, w) = cx.b, values.dtype, indices.shape
     computed = DType.INT8 if dtype is DType.INT8 else DType.INT32
@@ -85,40 +85,42 @@ def _rows(cx: Context, values: Value, indices: Value) -> Value:
     few = w * values.size * computed.bytes <= _FEW_BYTES
     if "GATHER" not in cx.target.hardware.unsupported or not (numbers and few):
         return b.gather(values, indices)
-    hot = _hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
+    hot = _one_hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
     if computed is DType.INT8:
-        return b.rescale(b.matmul(hot, values, (_NONE, 0)), dtype, 1.0)
-    hot = b.reshape(b.rescale(hot, computed, 1.0, _NONE), (*hot.shape, 1))
+        return b.rescale(b.matmul(hot, values, (_ONE_HOT_ZERO_POINT, 0)), dtype, 1.0)
+    hot = b.reshape(b.rescale(hot, computed, 1.0, _ONE_HOT_ZERO_POINT), (*hot.shape, 1))
     each = b.mul(hot, b.reshape(b.cast(values, computed), (n, 1, *values.shape[1:])))
     return b.cast(b.reshape(b.reduce("REDUCE_SUM", each, 2), (n, w, values.shape[2])), dtype)
 
 
-def _hot(b: Builder, indices: Value, count: int) -> Value:
-    """indices [..., 1] -> [..., count]: 1 at the index, 0 elsewhere, in int8 whose 0 is ``_NONE``."""
+def _one_hot(b: Builder, indices: Value, count: int) -> Value:
+    """indices [..., 1] -> [..., count]: 1 at the index, 0 elsewhere, in int8 whose 0 is ``_ONE_HOT_ZERO_POINT``."""
     axes = (1,) * (indices.rank - 1)
     apart = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
-    return b.rescale(b.sub(b.const(np.ones((*axes, 1)), DType.INT32), apart), DType.INT8, 1.0, 0, _NONE)  # saturates
+    return b.rescale(
+        b.sub(b.const(np.ones((*axes, 1)), DType.INT32), apart), DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT
+    )  # saturates
 
 
-def _product(b: Builder, rows: Value, indices: Value) -> Value:
+def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
     """rows[indices], the rows known: their product with a matrix that has a 1 where an index is that of a row.
 
     Elements of 16 bits are taken in halves, of which the lower one is 128 less: a weight has 8 bits and a sign.
     """
-    count, hot = rows.shape[0], _hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
+    count, hot = rows.shape[0], _one_hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
     assert rows.data is not None
     known = rows.data.reshape(count, -1).T
     parts = [known] if rows.dtype is DType.INT8 else [(known & 255) - 128, known >> 8]
     weights = b.const(np.concatenate(parts).reshape(-1, 1, 1, count), DType.INT8)
     bias = b.const(np.repeat([128, 0] if len(parts) > 1 else [0], len(known)), DType.INT32)
-    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(_NONE, 0))
+    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(_ONE_HOT_ZERO_POINT, 0))
     if len(parts) > 1:
         low, high = (b.narrow(sums, 3, i * len(known), len(known)) for i in range(2))
         sums = b.add(low, b.mul(high, b.const(np.full((1,) * 4, 256), DType.INT32)))
     return b.rescale(sums, rows.dtype, 1.0)
 
 
-def _wrapped(cx: Context, indices: Value, size: int) -> Value:
+def _wrap_negative(cx: Context, indices: Value, size: int) -> Value:
     """Negative indices count from the end."""
     b, dtype = cx.b, DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     number = b.cast(indices, dtype)
@@ -139,7 +141,7 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
 @op(aten.embedding.default, kind=Kind.SHARED)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
-    return cx.b.reshape(_gathered(cx, table.value, 0, indices.value), cx.shape)
+    return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
 @op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED)
@@ -156,21 +158,23 @@ def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
         known = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
         flat = np.ravel_multi_index(known, sizes).reshape(-1)
         return cx.b.reshape(take(cx.b, value, first, flat.tolist()), cx.shape)
-    places = _wrapped(cx, given[0], sizes[0])
+    places = _wrap_negative(cx, given[0], sizes[0])
     for computed, size in zip(given[1:], sizes[1:], strict=True):
         places = cx.b.mul(places, cx.b.const(np.full((), size), DType.INT32))
-        places = cx.b.add(places, _wrapped(cx, computed, size))
-    return cx.b.reshape(_gathered(cx, value, first, places), cx.shape)
+        places = cx.b.add(places, _wrap_negative(cx, computed, size))
+    return cx.b.reshape(_gather_along_axis(cx, value, first, places), cx.shape)
 
 
-def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
+def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
     """x[indices] along one axis, the indices known and other ones in some rows; falling ones of what is reversed."""
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
-            if size > _MOST_ROWS:
-                raise Unsupported(f"gather with other indices in each of {size} rows ({_MOST_ROWS} without GATHER)")
-            return b.concat([_row_by_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
+            if size > _MAX_ROWS:
+                raise Unsupported(f"gather with other indices in each of {size} rows ({_MAX_ROWS} without GATHER)")
+            return b.concat(
+                [_take_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
+            )
     picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
     if picked[0] > picked[-1]:
         x, picked = b.reverse(x, axis), x.shape[axis] - 1 - picked
@@ -188,11 +192,11 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     if part.data is not None and part.size and part.data.min() == part.data.max():  # whatever the indices are
         return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
     if picked.data is not None and "GATHER" in cx.target.hardware.unsupported:
-        return cx.b.reshape(_row_by_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
+        return cx.b.reshape(_take_per_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
     values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
-    elements = _rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
+    elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 

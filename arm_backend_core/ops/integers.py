@@ -17,7 +17,7 @@ from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
 #: What a value shifted to the left may reach, so that RESCALE takes it.
-SHIFTED = 1 << 29
+RESCALE_SAFE_LIMIT = 1 << 29
 #: 1.0 of a table of int16 entries; the largest int16.
 Q15_MAX = (1 << 15) - 1
 
@@ -118,7 +118,7 @@ class FixedPoint:
         if self.dtype is DType.INT32:
             return self
         if self.value.data is not None:
-            return _in_steps(self, self.scale)
+            return _to_int32_scale(self, self.scale)
         return self.rescale(DType.INT32, 1.0)
 
     # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
@@ -136,11 +136,11 @@ class FixedPoint:
         return FixedPoint(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
 
     def __add__(self, x: FixedPoint | int) -> FixedPoint:
-        low, high = _ends(x)
+        low, high = _interval(x)
         return self._like_terms(x, self.b.add, (self.low + low, self.high + high))
 
     def __sub__(self, x: FixedPoint | int) -> FixedPoint:
-        low, high = _ends(x)
+        low, high = _interval(x)
         return self._like_terms(x, self.b.sub, (self.low - high, self.high - low))
 
     def __mul__(self, x: FixedPoint | int) -> FixedPoint:
@@ -153,21 +153,21 @@ class FixedPoint:
             peak: the largest magnitude, where more is known of it than intervals tell.
         """
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
-        ends = [a * b for a in (self.low, self.high) for b in _ends(x)]
+        ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
         least = 0 if x is self else min(ends)
-        low, high = (_rounded(end, shift) for end in (least, max(ends)))
+        low, high = (_round_shift_right(end, shift) for end in (least, max(ends)))
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
         return FixedPoint(self.b, self.b.mul(self.value, self._of(x).value, shift), low, high, scale * 2.0**shift)
 
     def maximum(self, x: FixedPoint | int) -> FixedPoint:
         """Elementwise."""
-        low, high = _ends(x)
+        low, high = _interval(x)
         return self._like_terms(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
 
     def minimum(self, x: FixedPoint | int) -> FixedPoint:
         """Elementwise."""
-        low, high = _ends(x)
+        low, high = _interval(x)
         return self._like_terms(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
 
     def __abs__(self) -> FixedPoint:
@@ -194,7 +194,7 @@ class FixedPoint:
 
     def shifted_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
         """value << bits; for ``peak`` see ``times``. Only a number of bits keeps the real numbers: scale / 2**bits."""
-        _, most = _ends(bits)
+        _, most = _interval(bits)
         low, high = (min(self.low, 0) << most, max(self.high, 0) << most)
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
@@ -203,9 +203,12 @@ class FixedPoint:
 
     def shifted_right(self, bits: FixedPoint | int) -> FixedPoint:
         """value >> bits, 0 <= bits < 32, rounded half up; for the scale see ``shifted_left``."""
-        shifts = _ends(bits)
+        shifts = _interval(bits)
         assert 0 <= shifts[0] <= shifts[1] < 32
-        low, high = min(_rounded(self.low, s) for s in shifts), max(_rounded(self.high, s) for s in shifts)
+        low, high = (
+            min(_round_shift_right(self.low, s) for s in shifts),
+            max(_round_shift_right(self.high, s) for s in shifts),
+        )
         value = self.b.arithmetic_right_shift(self.value, self._of(bits).value, round=True)
         return FixedPoint(
             self.b, value, low, high, self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**bits
@@ -243,17 +246,22 @@ class FixedPoint:
 
     def _bounded(self, factor: float, span: int) -> FixedPoint:
         """Values that saturate ``span`` anyway are made small enough for RESCALE."""
-        if self.peak <= _limit(np.array([factor]))[0]:
+        if self.peak <= _rescale_input_limit(np.array([factor]))[0]:
             return self
         bound = math.ceil(2 * span / factor)
         return self.maximum(-bound).minimum(bound)
 
     def _scaled_ends(self, factor: float) -> tuple[int, int]:
         """Interval after RESCALE. Raises OverflowError where it may not have such a value."""
-        if not -(_limit(np.array([factor]))[0] + 1) <= self.low <= self.high <= _limit(np.array([factor]))[0]:
+        if (
+            not -(_rescale_input_limit(np.array([factor]))[0] + 1)
+            <= self.low
+            <= self.high
+            <= _rescale_input_limit(np.array([factor]))[0]
+        ):
             raise OverflowError(f"RESCALE of [{self.low}, {self.high}] by {factor:g}")
         multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
-        low, high = (_rounded(end * multiplier, shift) for end in (self.low, self.high))
+        low, high = (_round_shift_right(end * multiplier, shift) for end in (self.low, self.high))
         return low, high
 
     # -- tables --------------------------------------------------------------------------------------------------
@@ -269,17 +277,17 @@ class FixedPoint:
         return FixedPoint(self.b, y, int(entries.min()), int(entries.max()), scale)
 
 
-def _limit(factors: Array) -> Array:
+def _rescale_input_limit(factors: Array) -> Array:
     """The largest values that RESCALE takes; the smallest are one further from 0 (REQUIRE in apply_scale_32)."""
     _, shifts = quantized_multipliers(factors, 32)
     return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
 
 
-def _ends(x: FixedPoint | int) -> tuple[int, int]:
+def _interval(x: FixedPoint | int) -> tuple[int, int]:
     return (x.low, x.high) if isinstance(x, FixedPoint) else (x, x)
 
 
-def _rounded(x: int, shift: int) -> int:
+def _round_shift_right(x: int, shift: int) -> int:
     return (x + (1 << shift - 1)) >> shift if shift else x
 
 
@@ -303,7 +311,7 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
             f"its result was calibrated to a range {float((peaks * factors).max()) / span:.0e} times smaller than what "
             "it can reach, more than RESCALE can saturate; calibrate with samples in which it is not constant"
         )
-    if x.dtype is not DType.INT48 and np.any(peaks > _limit(factors) + 1):
+    if x.dtype is not DType.INT48 and np.any(peaks > _rescale_input_limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
         shape = (*(1,) * (x.rank - 1), bounds.size)[: x.rank]
         if x.dtype is not DType.INT32:
@@ -391,8 +399,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     Raises:
         Unsupported: the result's step is finer than this.
     """
-    x, y = _saturate_negligible(*of_one_rank(x, y), out)
-    step = max(z.scale * 2.0 ** -_guard(z, 21 if out is None else 19) for z in (x, y))
+    x, y = _saturate_negligible(*to_common_rank(x, y), out)
+    step = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
         raise Unsupported(
@@ -403,19 +411,19 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         computed = narrow.value.data is other.value.data is None
         if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= step:
             times = int(narrow.scale / step)  # by MUL, which Ethos-U does in one operation: a RESCALE takes 700 cycles
-            pair = narrow.times(times), _in_steps(other, narrow.scale / times)
+            pair = narrow.times(times), _to_int32_scale(other, narrow.scale / times)
             return pair if narrow is x else pair[::-1]
-    return _in_steps(x, step), _in_steps(y, step)
+    return _to_int32_scale(x, step), _to_int32_scale(y, step)
 
 
-def of_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
+def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Operands of an addition, an int8 among them, as int16 in one step, which an NPU adds and scales in one operation.
 
     One is rounded to the other's step, which is no coarser than the result's, or both to the result's own: it is off by
     a step at most. Two passes over INT32 are saved for each (8.0 -> 2.6 cycles for an element of int8 and one of int16
     on U55-128, 2.6 -> 0.8 on U85-256). None where that cannot be; two int16 are one operation.
     """
-    pair, kinds = of_one_rank(x, y), [x.dtype, y.dtype, out.dtype]
+    pair, kinds = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     step = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
     mixed = set(kinds) == {DType.INT8, DType.INT16} and DType.INT8 in kinds[:2]
     held = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
@@ -426,7 +434,7 @@ def of_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, Fi
     return left, right
 
 
-def of_one_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
+def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
     """Operands that broadcast, a constant among them with as many dimensions as the other has."""
     rank = max(x.value.rank, y.value.rank)
     left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
@@ -449,16 +457,16 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
     return x, y.sign().with_scale(most) if y.scale > most else y
 
 
-def _guard(x: FixedPoint, most: int) -> int:
+def _guard_bits(x: FixedPoint, most: int) -> int:
     """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps.
 
     RESCALE takes any int16 by 2**14 at most.
     """
-    room = SHIFTED.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
+    room = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
     return room if x.value.data is not None else min(14 if x.dtype is DType.INT16 else most, room)
 
 
-def _in_steps(x: FixedPoint, step: float) -> FixedPoint:
+def _to_int32_scale(x: FixedPoint, step: float) -> FixedPoint:
     """INT32 in steps of ``step``. A narrow constant is brought to them while the program runs: see ``fold``."""
     if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
         steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))

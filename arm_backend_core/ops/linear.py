@@ -10,7 +10,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT
-from arm_backend_core.ops.convolution import accumulator, zero_points
+from arm_backend_core.ops.convolution import build_accumulator, zero_points
 from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -30,11 +30,11 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
-    sums = accumulator(cx, x, weight, bias, filters, slice(None))
+    sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
     slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights and filters.size >= 1 << 14
     slow = slow and TIMESTEP_SLOT in cx.node.meta  # elsewhere one row has the numbers of every other target
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
-        return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
+        return cx.b.reshape(_single_row_matmul(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
     value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
     return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
@@ -43,7 +43,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
 linear.integer(linear.lower)
 
 
-def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
+def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
     """One row, by MATMUL: int16 steps that hold the largest sum, times the channels' scales, plus the bias."""
     assert sums.scales is not None
     assert sums.peaks is not None
@@ -62,7 +62,7 @@ def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
     return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
 
 
-def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
+def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     """a [N, H, C] x b [N, C, W]."""
     if a.q is None or b.q is None:
         if a.q is not b.q:
@@ -72,7 +72,7 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
         raise Unsupported("matrix product of an int8 and an int16 operand")
     left, right = cx.integer(a), cx.integer(b)
     if a.value.dtype is DType.INT16 and refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
-        return _split_product(cx, left, right)
+        return _int16_matmul_by_bytes(cx, left, right)
     sums = cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point))
     peak = float(left.peak * right.peak * a.shape[-1])
     if peak > sums.dtype.range[1]:
@@ -81,7 +81,7 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
     return requantize(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
-def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
+def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     """An int16 product by four int8 ones, for hardware without the former (Ethos-U55 and U65).
 
     x = 256 * high + low, high = floor(x / 256), and low, from 0 to 255, has the zero point -128. So a @ b =
@@ -133,14 +133,14 @@ def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     left = a.shape if a.rank > 1 else (1, *a.shape)
     right = b.shape if b.rank > 1 else (*b.shape, 1)
     batch = np.broadcast_shapes(left[:-2], right[:-2])
-    result = _product(cx, _batched(cx, a, left, batch), _batched(cx, b, right, batch))
+    result = _matmul(cx, _broadcast_batch(cx, a, left, batch), _broadcast_batch(cx, b, right, batch))
     return cx.b.reshape(result, cx.shape)
 
 
 matmul.integer(matmul.lower)
 
 
-def _batched(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:
+def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:
     """x as [N, rows, columns], N the product of the broadcast batch dimensions."""
     lead = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
     value = cx.b.reshape(x.value, (*lead, *shape[-2:]))

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 Operand = Tensor | float
 
 
-def _numbers(cx: Context, *operands: Operand) -> list[Value]:
+def _comparison_operands(cx: Context, *operands: Operand) -> list[Value]:
     """Plain operands in one element type that the target compares: the floating-point one if there is any.
 
     Of two floating-point types that is the one that PyTorch compares in: a scalar tensor takes the other's.
@@ -42,29 +42,31 @@ def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
     return cx.b.cast(x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
 
 
-def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
+def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
         return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
 
     @op(*overloads)
     def plain(cx: Context, x: Tensor, y: Operand) -> Value:
-        return compare(cx, *_numbers(cx, x, y))
+        return compare(cx, *_comparison_operands(cx, x, y))
 
     @plain.integer
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
-                cx, cx.integer(x).rescale(DType.INT32, 2.0).value, cx.b.const(_half_steps(x.q, y), DType.INT32)
+                cx,
+                cx.integer(x).rescale(DType.INT32, 2.0).value,
+                cx.b.const(_threshold_in_half_steps(x.q, y), DType.INT32),
             )
-        one, other = (_counts(cx, z) for z in (x, y))
+        one, other = (_to_exact_int32(cx, z) for z in (x, y))
         if one is not None and other is not None:
             return compare(cx, one, other)
         left, right = to_common_scale(cx.integer(x), cx.integer(y))
         return compare(cx, left.value, right.value)
 
 
-def _counts(cx: Context, x: Operand) -> Value | None:
+def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
     """INT32 of integers, or of a constant that holds whole numbers."""
     if not isinstance(x, Tensor) or (x.q is None and x.value.dtype is DType.INT32):
         return x.value if isinstance(x, Tensor) else None
@@ -73,7 +75,7 @@ def _counts(cx: Context, x: Operand) -> Value | None:
     return cx.b.const(whole, DType.INT32) if fits else None
 
 
-def _half_steps(q: QParams, number: float) -> int:
+def _threshold_in_half_steps(q: QParams, number: float) -> int:
     """Where ``number`` is among those of ``q``, in float32, in which PyTorch compares them; in halves of a step."""
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
@@ -81,12 +83,12 @@ def _half_steps(q: QParams, number: float) -> int:
     return 2 * (low - q.zero_point) + below + up_to - 1
 
 
-_comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
-_comparison("EQUAL", aten.ne.Tensor, aten.ne.Scalar, negate=True)
-_comparison("GREATER", aten.gt.Tensor, aten.gt.Scalar)
-_comparison("GREATER_EQUAL", aten.ge.Tensor, aten.ge.Scalar)
-_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
-_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
+_register_comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
+_register_comparison("EQUAL", aten.ne.Tensor, aten.ne.Scalar, negate=True)
+_register_comparison("GREATER", aten.gt.Tensor, aten.gt.Scalar)
+_register_comparison("GREATER_EQUAL", aten.ge.Tensor, aten.ge.Scalar)
+_register_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
+_register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
 @op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, is_select=True)
@@ -107,7 +109,7 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     return cx.b.select(to_bool(cx, condition), choice(x), choice(y))
 
 
-def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
+def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:
         """LOGICAL_* on booleans and on what is 0 or not, BITWISE_* on integers."""
@@ -122,13 +124,13 @@ def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
 
 
 for _kind in ("and", "or", "xor"):
-    _binary(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
+    _register_bitwise(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
     _bits, _python = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
     _forms = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    _binary(_kind.upper(), *_forms, logical=False)
+    _register_bitwise(_kind.upper(), *_forms, logical=False)
 
 
-def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
+def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     """By more than a number has bits: all are gone, to the right all but the sign."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
@@ -151,7 +153,7 @@ for _left, _bits, _python in (
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
     _forms = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shifted, left=_left))
+    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
 
 
 @op(aten.logical_not.default)
@@ -181,11 +183,11 @@ def isinf(cx: Context, x: Tensor) -> Value:
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))
 
 
-def _never(cx: Context, x: Tensor) -> Value:
+def _all_false(cx: Context, x: Tensor) -> Value:
     """Integers stand for finite numbers alone."""
     value = cx.integer(x).in_steps().value
     return cx.b.compare("GREATER", value, value)
 
 
 for _record in (isnan, isinf):
-    _record.integer(_never)
+    _record.integer(_all_false)

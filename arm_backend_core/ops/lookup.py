@@ -29,24 +29,24 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     513 entries, one for every 128th value, linear interpolation between them, and an INT32 result with 7 fractional
     bits (TOSA 1.0, TABLE). An int8 operand is widened by 256 first, so that it meets entries exactly. Where the lines
     between entries are far off, as at a pole, a second TABLE of the part where they are adds what they lack; for waves
-    of many turns, which they miss everywhere, see ``_turned``.
+    of many turns, which they miss everywhere, see ``_sinusoid_by_angle_addition``.
 
     Beyond the function's domain (rounding may bring an operand there) it has the value at the domain's end.
     """
     assert x.q is not None
     parts = 256 if x.q.dtype is DType.INT8 else 1
-    real = values(function, x.q, parts)
+    real = evaluate_on_operand(function, x.q, parts)
     defined = np.flatnonzero(~np.isnan(real))
     if not defined.size:
         raise Unsupported("the function has no value anywhere in its calibrated range; calibrate with other samples")
     if parts > 1 and q.dtype is DType.INT8:
-        return b.table(x.value, _entries(_nearest(real, defined)[:-1:256], q))
+        return b.table(x.value, _quantize_entries(_extrapolate_nearest(real, defined)[:-1:256], q))
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
     whole = FixedPoint(b, index, -Q15_MAX - 1, Q15_MAX)
     form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
-    angle, entries, step, lacking = _lines(real.tobytes(), parts == 1, *form)
+    angle, entries, step, lacking = _build_table(real.tobytes(), parts == 1, *form)
     if angle:
-        return _turned(whole, real, angle).to(q)
+        return _sinusoid_by_angle_addition(whole, real, angle).to(q)
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, step / 128).to(q)
@@ -61,37 +61,37 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
 
 
 @lru_cache(maxsize=8)  # those of steps, and of layers alike, are the same
-def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
-    """Of the function whose values are ``numbers``, what ``wave`` says; its entries, their step, and what they lack.
+def _build_table(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
+    """Of the function whose values are ``numbers``, what ``sinusoid_angle`` says; its entries, their step, and what they lack.
 
     ``exact``: the operand is any int16; else it meets entries. ``form``: of the result's parameters.
     """
     real, q = np.frombuffer(numbers), QParams(*form)
     defined = np.flatnonzero(~np.isnan(real))
-    points = _nearest(real, defined)[::128]
+    points = _extrapolate_nearest(real, defined)[::128]
     if exact:
-        _meet_ends(points, real, defined)
+        _interpolate_to_domain_ends(points, real, defined)
     # An int16 result is tabulated in its own steps; a narrower one in the finest that hold the function near its range.
     most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
     peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
     fine = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)
-    entries = _entries(points, fine)
+    entries = _quantize_entries(points, fine)
     if (
         np.abs(np.diff(entries)).max() > Q15_MAX
     ):  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
-        entries = _entries(points, fine)
-    angle = wave(real) if exact else 0.0
-    lacking = list(_lacking(real, defined, entries, fine, q)) if exact and not angle else []
+        entries = _quantize_entries(points, fine)
+    angle = sinusoid_angle(real) if exact else 0.0
+    lacking = list(_correction_tables(real, defined, entries, fine, q)) if exact and not angle else []
     return angle, entries, float(fine.scale), lacking
 
 
-def values(function: Callable[[Array], Array], q: QParams, parts: int = 1) -> Array:
+def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, parts: int = 1) -> Array:
     """Real numbers, for every int16 (over ``parts``) that a tensor of parameters ``q`` may hold, and for the next."""
     return np.asarray(function(q.dequantize(_INDEX / parts)), dtype=np.float64)
 
 
-def wave(real: Array) -> float:
+def sinusoid_angle(real: Array) -> float:
     """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0."""
     sums, middle = real[2:] + real[:-2], real[1:-1]
     # f(i - 1) + f(i + 1) = 2 * cos(angle) * f(i)
@@ -100,7 +100,7 @@ def wave(real: Array) -> float:
     return angle if is_wave and (angle := math.acos(double / 2)) > math.tau / 32 / 128 else 0.0
 
 
-def _turned(x: FixedPoint, real: Array, angle: float) -> FixedPoint:
+def _sinusoid_by_angle_addition(x: FixedPoint, real: Array, angle: float) -> FixedPoint:
     """f(256 * h + l) = f(256 * h) * cos(l * angle) + g(256 * h) * sin(l * angle): tables that are read at their points.
 
     ``g`` is a quarter of a turn ahead of f: f(i + 1) = f(i) * cos(angle) + g(i) * sin(angle).
@@ -120,7 +120,7 @@ def _turned(x: FixedPoint, real: Array, angle: float) -> FixedPoint:
     return f * cosine + g * sine
 
 
-def _lacking(
+def _correction_tables(
     real: Array, defined: Array, entries: Array, fine: QParams, q: QParams
 ) -> Iterator[tuple[int, int, Array]]:
     """Around which int16 to look once more, how often finer, and the 513 values to add; nothing where lines do.
@@ -138,7 +138,7 @@ def _lacking(
         if np.abs(off).max() <= span * 2.0**-9 or (off**2).mean() <= (span * 2.0**-13) ** 2:
             return
         gained, start, gain, values, missed = max(
-            (_window(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0)
+            (_best_correction(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0)
         )
         if gained < (off**2).sum() / 8:  # it is off in more places, or where no finer grid meets it
             return
@@ -147,7 +147,7 @@ def _lacking(
             numbers[start : start + missed.size] = missed
 
 
-def _window(rest: Array, off: Array, gain: int) -> tuple[float, int, int, Array, Array]:
+def _best_correction(rest: Array, off: Array, gain: int) -> tuple[float, int, int, Array, Array]:
     """The part of 65536 / ``gain`` numbers that is off most: by how much less its squares add up to where 513 of what
     it lacks are added, where it starts, ``gain``, these, and what lacks still.
     """
@@ -166,7 +166,7 @@ def _window(rest: Array, off: Array, gain: int) -> tuple[float, int, int, Array,
 _INDEX = np.arange(-32768, 32769)
 
 
-def _nearest(real: Array, defined: Array) -> Array:
+def _extrapolate_nearest(real: Array, defined: Array) -> Array:
     """``real`` with the nearest of the ``defined`` elements where it is not a number."""
     if defined.size == real.size:
         return real.copy()
@@ -176,7 +176,7 @@ def _nearest(real: Array, defined: Array) -> Array:
     return real[np.where(distance[0] <= distance[1], defined[before], defined[after])]
 
 
-def _meet_ends(points: Array, real: Array, defined: Array) -> None:
+def _interpolate_to_domain_ends(points: Array, real: Array, defined: Array) -> None:
     """Where the domain ends between two points, let the line go through the last value inside."""
     for end, inward in ((defined[0], 1), (defined[-1], -1)):
         outer = (end if inward > 0 else end + 127) // 128
@@ -185,7 +185,7 @@ def _meet_ends(points: Array, real: Array, defined: Array) -> None:
             points[outer] = real[end] + slope * (outer * 128 - end)
 
 
-def _entries(real: Array, q: QParams) -> Array:
+def _quantize_entries(real: Array, q: QParams) -> Array:
     """Integers of a function's values; infinite ones saturate."""
     bound = float(q.scale) * 2.0**33
     return q.quantize(np.clip(real, -bound, bound))

@@ -10,7 +10,7 @@ import torch
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
-from arm_backend_core.ops.indexing import strided, take
+from arm_backend_core.ops.indexing import take, take_strided
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -71,21 +71,21 @@ def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
     return x.value
 
 
-def _axis(cx: Context, dim: int, rank: int) -> int:
+def _normalize_axis(cx: Context, dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
 @op(aten.permute.default, aten.permute_copy.default, **_SHARED)
 def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
     """TRANSPOSE."""
-    return cx.b.transpose(x.value, [_axis(cx, dim, x.rank) for dim in dims])
+    return cx.b.transpose(x.value, [_normalize_axis(cx, dim, x.rank) for dim in dims])
 
 
 @op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
 def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
     """Swap two dimensions."""
-    swapped = {_axis(cx, first, x.rank): second, _axis(cx, second, x.rank): first}
-    return cx.b.transpose(x.value, [_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
+    swapped = {_normalize_axis(cx, first, x.rank): second, _normalize_axis(cx, second, x.rank): first}
+    return cx.b.transpose(x.value, [_normalize_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
 
 
 @op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)
@@ -108,7 +108,7 @@ def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
-def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
+def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
     """Values in the first one's parameters, which annotation shares, or in the element type that they promote to."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
@@ -120,15 +120,15 @@ def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
 def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
     """CONCAT; PyTorch lets empty tensors of one dimension in, which add nothing."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
-    return cx.b.concat(_aligned(cx, tensors), _axis(cx, dim, tensors[0].rank))
+    return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
 
 @op(aten.stack.default, **_SHARED)
 def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
     """CONCAT along a new dimension."""
-    axis = _axis(cx, dim, tensors[0].rank + 1)
+    axis = _normalize_axis(cx, dim, tensors[0].rank + 1)
     shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
-    return cx.b.concat([cx.b.reshape(value, shape) for value in _aligned(cx, tensors)], axis)
+    return cx.b.concat([cx.b.reshape(value, shape) for value in _requantize_to_first(cx, tensors)], axis)
 
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor, **_SHARED)
@@ -136,8 +136,8 @@ def slice_(
     cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
     """x[start:end:step] along one dimension; a step keeps one of every ``step`` elements."""
-    axis = _axis(cx, dim, x.rank)
-    return strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
+    axis = _normalize_axis(cx, dim, x.rank)
+    return take_strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 
 
 @op(aten.roll.default, **_SHARED)
@@ -145,7 +145,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
     """The end of each dimension comes to its front; without ``dims``, of the flattened tensor."""
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
-        axis = _axis(cx, dim, value.rank)
+        axis = _normalize_axis(cx, dim, value.rank)
         value = take(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
     return cx.b.reshape(value, cx.shape)
 
@@ -153,7 +153,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     """x[index] along one dimension, which is removed."""
-    axis = _axis(cx, dim, x.rank)
+    axis = _normalize_axis(cx, dim, x.rank)
     return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
 
 
@@ -173,7 +173,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
     pieces = [tuple(piece.shape) for piece in cx.node.meta["val"]]
     unbind = len(pieces[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
-    axis = _axis(cx, dim, x.rank)
+    axis = _normalize_axis(cx, dim, x.rank)
     sizes = [1 if unbind else shape[axis] for shape in pieces]
     parts = [cx.b.narrow(x.value, axis, end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     return [cx.b.reshape(part, shape) for part, shape in zip(parts, pieces, strict=True)]

@@ -34,7 +34,7 @@ _DTYPES = {
 }
 
 
-def has_type(dtype: torch.dtype) -> bool:
+def has_tosa_dtype(dtype: torch.dtype) -> bool:
     """Whether TOSA has an element type for a PyTorch one."""
     return dtype in _DTYPES and dtype is not torch.uint8
 
@@ -50,7 +50,7 @@ def dtype_of(dtype: torch.dtype) -> DType:
             f"TOSA has no complex numbers, and there is no rule for this operator on {dtype}: compute with the two "
             "parts of torch.view_as_real(z)"
         )
-    if not has_type(dtype):
+    if not has_tosa_dtype(dtype):
         raise Unsupported(f"TOSA has no element type for {dtype}; convert with .to(torch.float32) or .to(torch.int32)")
     return _DTYPES[dtype]
 

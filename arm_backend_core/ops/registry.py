@@ -97,8 +97,8 @@ class Composite:
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
-_MARKS: dict[OpOverload, Record | Composite] = {}  #: of operators of our own
-_FOREIGN: dict[str, Composite] = {}  #: of operators of libraries that may not be loaded, by name
+_CUSTOM: dict[OpOverload, Record | Composite] = {}  #: of operators of our own
+_BY_NAME: dict[str, Composite] = {}  #: of operators of libraries that may not be loaded, by name
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -112,7 +112,7 @@ def register(record: Entry) -> Entry:
     for overload in record.overloads:
         if not isinstance(overload, OpOverload):
             raise TypeError(f"register an overload such as aten.add.Tensor, not {overload!r}")
-        table = _RECORDS if overload.namespace == "aten" else _MARKS
+        table = _RECORDS if overload.namespace == "aten" else _CUSTOM
         if overload in table:
             raise ValueError(f"{overload} is registered twice")
         table[overload] = record
@@ -158,9 +158,9 @@ def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
     """
 
     def decorate(parts: Rule) -> Rule:
-        if name in _FOREIGN:
+        if name in _BY_NAME:
             raise ValueError(f"{name} is registered twice")
-        _FOREIGN[name] = Composite((), parts)
+        _BY_NAME[name] = Composite((), parts)
         return parts
 
     return decorate

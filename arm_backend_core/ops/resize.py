@@ -13,14 +13,14 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.images import to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-_DIGIT = 127  # the largest weight of int8
+_MAX_INT8_WEIGHT = 127  # the largest weight of int8
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _parameters(samplings: Sequence[_Sampling]) -> dict[str, tuple[int, ...]]:
     return {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx)}
 
 
-def _offence(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
+def _resize_refusal(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
     """Why the target cannot run the RESIZE, hardware limits included."""
     shape = (image.shape[0], *(sampling.out for sampling in samplings), image.shape[3])
     return cx.b.refusal("RESIZE", (image,), shape, out, mode=mode, **_parameters(samplings))
@@ -90,7 +90,7 @@ def _resize(cx: Context, image: Value, samplings: Sequence[_Sampling], mode: str
 # -- nearest ------------------------------------------------------------------------------------------------------
 
 
-def _picked(size: int, out: int, factor: float | None, shift: float) -> list[int]:
+def _nearest_indices(size: int, out: int, factor: float | None, shift: float) -> list[int]:
     """The elements that PyTorch picks, its arithmetic being float32: floor((o + shift) * step)."""
     step = np.float32(size) / np.float32(out) if factor is None else np.float32(1.0 / factor)
     positions = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
@@ -109,13 +109,13 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 
 def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
     sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
-    picked = [_picked(*side, shift) for side in sides]
+    picked = [_nearest_indices(*side, shift) for side in sides]
     if picked == [list(range(size)) for size in x.shape[2:]]:
         return x.value
     samplings = [_nearest_sampling(*side, shift) for side in sides]
     image = to_nhwc(cx.b, x.value)
     exact = all(sampling.nearest() == wanted for sampling, wanted in zip(samplings, picked, strict=True))
-    if exact and _offence(cx, image, image.dtype, samplings, "NEAREST") is None:
+    if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
     return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, picked[0]), 2, picked[1]))
 
@@ -171,7 +171,7 @@ def bilinear(
     samplings = [_linear_sampling(x.shape[i], cx.shape[i], f, align_corners) for i, f in factors]
     image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
     wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
-    reason = _offence(cx, image, wide, samplings, "BILINEAR")
+    reason = _resize_refusal(cx, image, wide, samplings, "BILINEAR")
     if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
         result = image  # Vela has a mistake there: resized_same of docs/contributors/vela.md
     elif reason is None:
@@ -179,14 +179,14 @@ def bilinear(
         if x.q is not None:
             result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))
     elif x.q is None:
-        result = _as_products(cx, image, samplings)
+        result = _bilinear_by_matmul(cx, image, samplings)
     else:
-        result = _as_convolutions(cx, image, samplings)
+        result = _bilinear_by_conv(cx, image, samplings)
     result = to_nchw(b, result)
     return b.tile(result, [wanted // size for wanted, size in zip(cx.shape, result.shape, strict=True)])
 
 
-def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
+def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
     """Interpolation along an axis as a matrix product with its weights, for any scale."""
     b = cx.b
     for sampling in samplings:  # the axis in front of the last goes last, and comes back in front
@@ -197,21 +197,21 @@ def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> V
     return b.transpose(image, (0, 2, 3, 1))
 
 
-def _as_convolutions(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
+def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
     """Interpolation along an axis is a matrix product with whole-number weights that sum to a number of parts.
 
     The axis becomes the channels of a 1x1 convolution. Between the two the value has 7 more bits (int8).
     """
     b, dtype = cx.b, image.dtype
     guard = 128 if dtype is DType.INT8 else 1
-    rows, parts = _mix(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows, parts = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
     rows = b.rescale(rows, DType.INT16, guard / parts)
-    columns, parts = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    columns, parts = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
     result = b.rescale(columns, dtype, 1 / (parts * guard))
     return b.transpose(result, (0, 2, 3, 1))
 
 
-def _mix(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
+def _interpolate_by_conv(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
     """The products, and how many parts weights add up to; more of a pixel than int8 holds are two digits of them."""
     b, wide = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
 
@@ -219,12 +219,12 @@ def _mix(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
         kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
         return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
 
-    if sampling.unit <= _DIGIT:
+    if sampling.unit <= _MAX_INT8_WEIGHT:
         return product(sampling.weights(sampling.unit)), sampling.unit
-    weights = np.rint(sampling.weights(_DIGIT**2))
-    high = np.rint(weights / _DIGIT)
-    first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _DIGIT * high))
-    return b.add(b.mul(first, b.const(_DIGIT, DType.INT32)), second), _DIGIT**2
+    weights = np.rint(sampling.weights(_MAX_INT8_WEIGHT**2))
+    high = np.rint(weights / _MAX_INT8_WEIGHT)
+    first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _MAX_INT8_WEIGHT * high))
+    return b.add(b.mul(first, b.const(_MAX_INT8_WEIGHT, DType.INT32)), second), _MAX_INT8_WEIGHT**2
 
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)

@@ -22,7 +22,7 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
-_DEPTH = 16
+_CHANNELS_AT_ONCE = 16
 """Channels that an Ethos-U works on at once."""
 
 
@@ -51,7 +51,7 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
     sliced = x.producer is not None and x.producer.kind == "SLICE"
-    result = _reduce(b, image, q, out, alone and not sliced)
+    result = _mean_by_convolutions(b, image, q, out, alone and not sliced)
     kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept)  # only the channel is left, so order does not matter
 
@@ -71,13 +71,13 @@ def window_means(
     return requantize(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
 
 
-def _parts(size: int, longest: int) -> list[int]:
+def _split_length(size: int, longest: int) -> list[int]:
     """``size`` as a sum of kernel lengths, ``longest`` at most, that differ by one at most, the largest first."""
     count = -(-size // longest)
     return [(size + i) // count for i in reversed(range(count))]
 
 
-def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> Value:
+def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> Value:
     """Mean of rows, then of columns; of both at once where a kernel is long enough. image [N, H, W, C].
 
     A kernel sums one part of an axis that is longer than itself, and the parts' sums are summed again. They lie side
@@ -89,16 +89,18 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
     x = FixedPoint.of(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).
-    free = alone and channels % _DEPTH == 0 and height <= longest
+    free = alone and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
     lengths = [height * width] if free and height * width <= longest else [n for n in (height, width) if n > 1]
     for length in lengths:
         if free or x.value is not image:
-            x = replace(x, value=b.reshape(x.value, (batch, length, *_grouped(prod(x.shape[1:]) // length, channels))))
+            x = replace(
+                x, value=b.reshape(x.value, (batch, length, *_group_channels(prod(x.shape[1:]) // length, channels)))
+            )
         elif height == 1:
             x = replace(x, value=b.reshape(x.value, (batch, width, 1, channels)))
         while x.shape[1] > 1:
-            parts = _parts(x.shape[1], longest)
-            sums = _sums(x, parts)
+            parts = _split_length(x.shape[1], longest)
+            sums = _sum_neighbouring_rows(x, parts)
             peak = x.peak * parts[0]
             if len(sums) == 1 and prod(sums[0].shape[1:]) == channels:
                 return requantize(b, sums[0], float(peak), np.array([x.scale]), out)
@@ -109,13 +111,13 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
     return x.to(out)
 
 
-def _grouped(row: int, channels: int) -> tuple[int, int]:
+def _group_channels(row: int, channels: int) -> tuple[int, int]:
     """Places and channels that a row of so many elements is viewed as: as few channels as work at full speed."""
-    group = next((group for group in range(_DEPTH, channels, 8) if row % group == 0), channels)
+    group = next((group for group in range(_CHANNELS_AT_ONCE, channels, 8) if row % group == 0), channels)
     return row // group, group
 
 
-def _sums(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
+def _sum_neighbouring_rows(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
     """Sums of neighbouring rows, as INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)

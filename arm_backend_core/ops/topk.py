@@ -13,48 +13,50 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.reduction import vector
+from arm_backend_core.ops.reduction import at_least_1d
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_MOST = 5  #: each costs eight operators on the whole tensor
+_MAX_SEQUENTIAL = 5  #: each costs eight operators on the whole tensor
 #: Among so many elements, and among more up to so many pairs, all are compared where more are wanted. Of 1024 elements
 #: the CPU is faster, and of 8192 there are too many.
-_AMONG, _PAIRS = 64, 1 << 18
+_MAX_RANKED, _MAX_PAIRS = 64, 1 << 18
 
 
 @op(aten.topk.default, kind=Kind.SHARED)
 def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
     """Values and int32 indices in order, of equal elements the first; not a number counts as the largest."""
-    b, shape, x = cx.b, cx.shape, vector(cx, x)
+    b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    if k > _MOST and n > _AMONG and x.value.size * n > _PAIRS:
-        most = f"{_MOST} at most, any number among {_AMONG} or where rows times elements times elements are {_PAIRS}"
+    if k > _MAX_SEQUENTIAL and n > _MAX_RANKED and x.value.size * n > _MAX_PAIRS:
+        most = f"{_MAX_SEQUENTIAL} at most, any number among {_MAX_RANKED} or where rows times elements times elements are {_MAX_PAIRS}"
         raise Unsupported(f"topk of {k} among {n} elements ({most}); take fewer")
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
     number = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
-    found = (_ranked if k > _MOST or n <= 8 * k else _searched)(b, elements, number, k, axis, largest)
+    found = (_select_by_rank if k > _MAX_SEQUENTIAL or n <= 8 * k else _select_iteratively)(
+        b, elements, number, k, axis, largest
+    )
     values, indices = (b.reshape(value, shape) for value in found)
     return [Tensor(b.cast(values, x.value.dtype), x.q), Tensor(b.cast(indices, DType.INT32))]
 
 
-def _searched(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
+def _select_iteratively(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
     """Values and places of the first ``k`` in order: each is the extreme of what is left."""
     n = x.shape[axis]
     places = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), number)
     left = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
     found: list[list[Value]] = []
     for _ in range(k):
-        value, hits = _extreme(b, x, left, axis, largest=largest)
+        value, hits = _masked_extreme(b, x, left, axis, largest=largest)
         index = b.reduce("REDUCE_MIN", b.select(hits, places, b.const(n, number)), axis)
         left = b.bitwise("LOGICAL_AND", left, b.unary("LOGICAL_NOT", b.compare("EQUAL", places, index)))
         found.append([value, index])
     return [b.concat(parts, axis) for parts in zip(*found, strict=True)]
 
 
-def _ranked(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
+def _select_by_rank(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
     """Values and places of the first ``k`` in order: the element that so many others are ahead of."""
     last = [*(i for i in range(x.rank) if i != axis), axis]
     lead, n = x.size // x.shape[axis], x.shape[axis]
@@ -75,23 +77,23 @@ def _ranked(b: Builder, x: Value, number: DType, k: int, axis: int, largest: boo
     return [b.transpose(b.reshape(value, shape), [last.index(i) for i in range(x.rank)]) for value in found]
 
 
-def _extreme(b: Builder, x: Value, left: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
+def _masked_extreme(b: Builder, x: Value, left: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
     """The largest or smallest of the elements that are ``left``, and those that equal it."""
     if not x.dtype.is_float:
         low, high = x.dtype.range
-        value = b.reduce(*_candidates(b, x, left, low if largest else high, largest), axis)
+        value = b.reduce(*_mask_candidates(b, x, left, low if largest else high, largest), axis)
         return value, b.bitwise("LOGICAL_AND", left, b.compare("EQUAL", x, value))
     numbers = b.compare("EQUAL", x, x)
     if largest:  # REDUCE_MAX gives NaN where there is one
-        value = b.reduce(*_candidates(b, x, left, -math.inf, largest), axis)
+        value = b.reduce(*_mask_candidates(b, x, left, -math.inf, largest), axis)
         alike = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", numbers))
         return value, b.bitwise("LOGICAL_AND", left, alike)
     counted = b.bitwise("LOGICAL_AND", left, numbers)
     some = b.reduce("REDUCE_ANY", counted, axis)
-    value = b.reduce(*_candidates(b, x, counted, math.inf, largest), axis)
+    value = b.reduce(*_mask_candidates(b, x, counted, math.inf, largest), axis)
     alike = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", some))
     return b.select(some, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", left, alike)
 
 
-def _candidates(b: Builder, x: Value, among: Value, worst: float, largest: bool) -> tuple[str, Value]:
+def _mask_candidates(b: Builder, x: Value, among: Value, worst: float, largest: bool) -> tuple[str, Value]:
     return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(among, x, b.const(worst, x.dtype))

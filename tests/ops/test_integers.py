@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.ops.integers import FixedPoint, of_int16, to_common_scale
+from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -427,7 +427,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     target = family("ethos-u55")
     builder = Builder(Graph(), target)
     left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
-    assert (of_int16(left, right, out) is not None) == is_taken
+    assert (to_common_int16(left, right, out) is not None) == is_taken
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
     )

@@ -8,6 +8,6 @@ import torch
 from torch import Tensor
 
 
-def divisor(x: Tensor) -> Tensor:
+def replace_zero_by_one(x: Tensor) -> Tensor:
     """``x``, and 1 where it is 0."""
     return torch.where(x == 0, 1.0, x)

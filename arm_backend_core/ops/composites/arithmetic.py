@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites import divisor
+from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: fl
     return torch.mm(x, weight) * alpha + bias * beta
 
 
-def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def empty_product(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A matrix product that sums over no elements: the bias, or 0; ``shape`` is the result's."""
     zeros = torch.zeros(shape, dtype=x.dtype)
     return zeros if bias is None else zeros + bias
@@ -109,7 +109,7 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
     return torch.where(x == 0, values, torch.where(x > 0, 1.0, 0.0).to(x.dtype))
 
 
-def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
+def _zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
     def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
         """x * function(y), 0 where x is 0 and y a number; what the function makes of y there is not calibrated with."""
         x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
@@ -120,14 +120,14 @@ def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[...
 
 
 decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, takes_quantized=True)(
-    _times(torch.log, 1.0)
+    _zero_guarded_product(torch.log, 1.0)
 )
 decomposition(
     aten.special_xlog1py.default,
     aten.special_xlog1py.other_scalar,
     aten.special_xlog1py.self_scalar,
     takes_quantized=True,
-)(_times(torch.log1p, 0.0))
+)(_zero_guarded_product(torch.log1p, 0.0))
 
 
 @decomposition(aten._cdist_forward.default)
@@ -185,7 +185,7 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
     x, y = (z.to((x + y).dtype) for z in (x, y))  # a boolean has no magnitude
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    ratio = small / divisor(large)
+    ratio = small / replace_zero_by_one(large)
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
@@ -213,7 +213,7 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     x, y = x.to(dtype), y.to(dtype)
     across, up = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
     large = torch.maximum(across, up)
-    angle = torch.atan(torch.minimum(across, up) / divisor(large))
+    angle = torch.atan(torch.minimum(across, up) / replace_zero_by_one(large))
     angle = torch.where(up > across, math.pi / 2 - angle, angle)
     return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
 

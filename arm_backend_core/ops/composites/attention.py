@@ -171,13 +171,13 @@ def flex_attention(
     places = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
     result, all_seen = (function.graph.output_node().all_input_nodes[0] for function in functions)
     no_mask = all_seen.target is aten.new_ones.default  # is there where none was given
-    seen = None if no_mask else _Vectorized(mask).run(*places, *buffers[count:])
+    seen = None if no_mask else _VectorizedInterpreter(mask).run(*places, *buffers[count:])
     if result is next(iter(score.graph.nodes)) and not (1 in read or 2 in read):
         return [F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True), None, None]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32
     scores = torch.matmul(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
-    scores = _Vectorized(score).run(scores, *places, *buffers[:count])
+    scores = _VectorizedInterpreter(score).run(scores, *places, *buffers[:count])
     scores = scores if seen is None else torch.where(seen, scores, -math.inf)
     weights = torch.softmax(scores, -1) if seen is None else aten._safe_softmax(scores, -1)
     attended = torch.matmul(weights.to(query.dtype), value)
@@ -185,7 +185,7 @@ def flex_attention(
     return [attended, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
 
 
-class _Vectorized(Interpreter):
+class _VectorizedInterpreter(Interpreter):
     """What is elementwise for each place is so for all of them; ``tensor[place]`` too, which is ``flat_apply``."""
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -36,7 +36,7 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 
 
 @decomposition(aten.unfold.default, aten.unfold_copy.default)
-def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension.
 
     Rows of as many elements as divide both are picked together.
@@ -54,10 +54,10 @@ def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
-BEYOND_A_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
+OUT_OF_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
 
 
-def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
+def _strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
     """Places in contiguous memory at the sums of multiples of the strides.
 
     Raises:
@@ -67,14 +67,14 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offs
     steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
     places = np.asarray(first + (np.indices(tuple(size)) * steps).sum(0))
     if not x.is_contiguous() or (places.size and (places.min() < 0 or places.max() >= x.numel())):
-        raise ModelError(BEYOND_A_VIEW)
+        raise ModelError(OUT_OF_VIEW)
     return places
 
 
 @decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Elements of contiguous memory as ``size`` and ``stride`` order them."""
-    places = torch.tensor(_strided(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
+    places = torch.tensor(_strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
     return torch.index_select(x.reshape(-1), 0, places).reshape(tuple(size))
 
 
@@ -217,7 +217,7 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     return slice_scatter(x, source.unsqueeze(dim), dim, place, place + 1)
 
 
-def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
+def _scatter_into_view(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
     """x with the elements of ``source`` in the places of a view of contiguous memory."""
     chosen = np.arange(x.numel()).reshape(x.shape)
     chosen.reshape(-1)[view(chosen).reshape(-1)] = x.numel() + np.arange(source.numel())
@@ -228,7 +228,7 @@ def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tenso
 @decomposition(aten.diagonal_scatter.default)
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """x with ``source`` in the place of a diagonal."""
-    return _written(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
+    return _scatter_into_view(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
 
 
 @decomposition(aten.as_strided_scatter.default, reads_memory=True)
@@ -236,8 +236,8 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """x with ``source`` in the place of a view with these strides."""
-    places = _strided(x, size, stride, storage_offset)
-    return _written(x, source, lambda _: places)
+    places = _strided_indices(x, size, stride, storage_offset)
+    return _scatter_into_view(x, source, lambda _: places)
 
 
 @decomposition(aten.put.default, takes_quantized=True)
@@ -248,7 +248,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, q
 
 
 @decomposition(aten._unsafe_masked_index.default, takes_quantized=True)
-def masked_index(
+def unsafe_masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
     """x[indices] where the mask holds, else ``fill``, whatever the indices are; these are limited as numbers."""
@@ -257,23 +257,23 @@ def masked_index(
     number = torch.int32 if quantized else torch.float32  # which the FP profile has bounds for
     limits = zip(indices, x.shape, strict=False)
     inside = [i if i is None else i.to(number).clamp(-n, n - 1).to(torch.int32) for i, n in limits]
-    return torch.where(mask, aten.index(x, inside), _like(x, fill))
+    return torch.where(mask, aten.index(x, inside), _as_scalar_of(x, fill))
 
 
-def _hits(index: Tensor, size: int) -> Tensor:
+def _match_indices(index: Tensor, size: int) -> Tensor:
     """[..., size]: whether an index, which may count from the end, names the place."""
     positions = torch.arange(size)
     return (index.unsqueeze(-1) == positions) | (index.unsqueeze(-1) == positions - size)
 
 
-def _last(hits: Tensor, dim: int, quantized: bool) -> Tensor:
+def _last_match(hits: Tensor, dim: int, quantized: bool) -> Tensor:
     """The last element along ``dim`` that hits, 0 where none does; counted in a type that targets compare."""
     number = torch.int32 if quantized else torch.float32
     positions = torch.arange(hits.shape[dim], dtype=number)
-    return torch.where(hits, _along(positions, hits, dim), 0).amax(dim).to(torch.int32)
+    return torch.where(hits, _reshape_along(positions, hits, dim), 0).amax(dim).to(torch.int32)
 
 
-def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
+def _reshape_along(places: Tensor, x: Tensor, dim: int) -> Tensor:
     """``places`` [size] so that it broadcasts with x along ``dim``."""
     return places.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
 
@@ -282,10 +282,12 @@ def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
-    return torch.where(_along(_hits(index.reshape(-1), size).any(0), x, dim), _like(x, value), x)
+    return torch.where(
+        _reshape_along(_match_indices(index.reshape(-1), size).any(0), x, dim), _as_scalar_of(x, value), x
+    )
 
 
-def _like(x: Tensor, value: Any) -> Tensor:
+def _as_scalar_of(x: Tensor, value: Any) -> Tensor:
     """A number as a scalar of x's type, which ``where`` would else widen."""
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
@@ -297,9 +299,9 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
         return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
-    hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
-    rows = torch.index_select(source, dim, _last(hits, 0, quantized))
-    return torch.where(_along(hits.any(0), x, dim), rows, x)
+    hits = _match_indices(index.reshape(-1), x.shape[dim])  # [rows of source, places]
+    rows = torch.index_select(source, dim, _last_match(hits, 0, quantized))
+    return torch.where(_reshape_along(hits.any(0), x, dim), rows, x)
 
 
 @decomposition(aten.index_add.default, takes_quantized=True)
@@ -312,7 +314,10 @@ def index_add(
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
-    hits, rows = _hits(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)  # [rows, places], [..., rows]
+    hits, rows = (
+        _match_indices(index.reshape(-1), x.shape[dim]),
+        source.transpose(dim, -1),
+    )  # [rows, places], [..., rows]
     if quantized and x.is_floating_point():
         added = torch.matmul(rows, hits.to(x.dtype))
     else:
@@ -324,8 +329,8 @@ def index_add(
 @decomposition(aten.scatter.value)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
-    hits, _ = _scattered(x, dim, index, x)
-    return torch.where(hits.any(-2).transpose(dim, -1), _like(x, value), x)
+    hits, _ = _match_scatter(x, dim, index, x)
+    return torch.where(hits.any(-2).transpose(dim, -1), _as_scalar_of(x, value), x)
 
 
 @decomposition(aten.scatter.src, takes_quantized=True)
@@ -333,8 +338,8 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bo
     """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not index.numel():
         return x.clone()
-    hits, source = _scattered(x, dim, index, source)
-    chosen = torch.gather(source, -1, _last(hits, -2, quantized).to(torch.int64))
+    hits, source = _match_scatter(x, dim, index, source)
+    chosen = torch.gather(source, -1, _last_match(hits, -2, quantized).to(torch.int64))
     return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
 
 
@@ -345,7 +350,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 
 
 @decomposition(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_joined(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
+def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
     """x joined with elements of ``source``, or with one number, by "add" or "multiply"."""
     elements = source if isinstance(source, Tensor) else torch.full(index.shape, source, dtype=x.dtype)
     return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
@@ -373,7 +378,7 @@ def scatter_reduce(
     neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
     worst = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None  # no scale has an infinity
     other = worst(source) if worst else neutral
-    hits, source = _scattered(x, dim, index, source)
+    hits, source = _match_scatter(x, dim, index, source)
     old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), other), -2)
     new = join(old, new) if include_self else new
     new = new if include_self and not worst else torch.where(hits.any(-2), new, old)
@@ -385,11 +390,11 @@ def scatter_reduce(
 @decomposition(aten.index_reduce.default, takes_quantized=True)
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
     """x joined with the rows of ``source`` at the indices along ``dim``."""
-    places = _along(index.reshape(-1), source, dim).expand(source.shape)
+    places = _reshape_along(index.reshape(-1), source, dim).expand(source.shape)
     return scatter_reduce(x, dim, places, source, reduce, **how)
 
 
-def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+def _match_scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     """[..., elements, places]: whether an element goes to a place of ``dim``; and the elements, that dimension last.
 
     Where the indices stand for a part of the other dimensions, nothing goes to the rest.
@@ -399,7 +404,7 @@ def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tens
     part = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
     rows, index = x.transpose(dim, -1).shape[:-1], index.transpose(dim, -1)
     pads = [n for have, want in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, want - have)]
-    hits = _hits(index, x.shape[dim])
+    hits = _match_indices(index, x.shape[dim])
     if any(pads):
         hits, part = F.pad(hits, [0, 0, 0, 0, *pads], value=False), F.pad(part, [0, 0, *pads])
     return hits, part

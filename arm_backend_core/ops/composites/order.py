@@ -15,7 +15,7 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
+def _arg_extreme(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
     """Index of the first of equal elements. argmax takes no booleans; -x of the smallest integer would be itself."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
@@ -24,19 +24,19 @@ def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tenso
 @decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amax(x, dim, keepdim), _first(x, dim, keepdim, largest=True)
+    return torch.amax(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=True)
 
 
 @decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amin(x, dim, keepdim), _first(x, dim, keepdim, largest=False)
+    return torch.amin(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Of equal elements the first, as in argmax."""
-    return _first(x, dim, keepdim, largest=False)
+    return _arg_extreme(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.max.default)
@@ -71,7 +71,7 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return torch.where((place < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
 
 
-def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
+def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
     """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
@@ -79,7 +79,7 @@ def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
     return values.narrow(dim, rank - 1, 1), indices.narrow(dim, rank - 1, 1)
 
 
-def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
@@ -94,16 +94,16 @@ def sort(
         return ones > 0, indices
     values, indices = torch.topk(x, size, dim, largest=descending)
     if stable:
-        few = x.dim() and size <= _FEW
-        return values, _ordered(x, dim, descending, number) if few else None
+        few = x.dim() and size <= _MAX_STABLE_SORT
+        return values, _stable_argsort(x, dim, descending, number) if few else None
     return values, indices
 
 
 #: Elements of which each is compared with all others.
-_FEW = 64
+_MAX_STABLE_SORT = 64
 
 
-def _ordered(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
+def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
     """Where the elements are that stand first, second and so on, of equal ones the first; no numbers are largest."""
     lined = x.transpose(dim, -1)
     this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
@@ -121,18 +121,18 @@ def _ordered(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tens
 @decomposition(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Of equal elements PyTorch names any, and so does this; here and below."""
-    return _kept(_at(x, dim, k), dim, keepdim)
+    return _apply_keepdim(_kth_smallest(x, dim, k), dim, keepdim)
 
 
 @decomposition(aten.median.dim, takes_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """Of an even number of elements the lower one in the middle; NaN where there is one."""
-    value, index = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
+    value, index = _kth_smallest(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
     if x.is_floating_point() and not quantized and x.dim():
         unknown = torch.where(x != x, 1.0, 0.0)
         some = torch.any(x != x, dim, keepdim=True)
         value, index = torch.where(some, math.nan, value), torch.where(some, unknown.argmax(dim, keepdim=True), index)
-    return _kept((value, index), dim, keepdim)
+    return _apply_keepdim((value, index), dim, keepdim)
 
 
 @decomposition(aten.mode.default, takes_quantized=True)
@@ -149,7 +149,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     places = torch.where(least, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
     places = places.to(torch.int32).to(torch.int64)
     found = torch.gather(lined, -1, places).transpose(dim, -1), places.transpose(dim, -1)
-    return _kept(found, dim, keepdim)
+    return _apply_keepdim(found, dim, keepdim)
 
 
 @decomposition(aten.quantile.scalar, takes_quantized=True)
@@ -162,9 +162,9 @@ def quantile(
     whole: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
     weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in whole else rank % 1
     first = whole.get(interpolation, math.floor)(rank)
-    found, _ = _at(lined, axis, first + 1)
+    found, _ = _kth_smallest(lined, axis, first + 1)
     if weight:
-        found = found * (1 - weight) + _at(lined, axis, first + 2)[0] * weight
+        found = found * (1 - weight) + _kth_smallest(lined, axis, first + 2)[0] * weight
     if not how["quantized"]:
         found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
     kept = [1] * x.dim() if keepdim else []
@@ -174,10 +174,10 @@ def quantile(
 @decomposition(aten.median.default)
 def median(x: Tensor) -> Tensor:
     """Over all dimensions."""
-    return torch.median(_line(x), 0)[0]
+    return torch.median(_flatten_nonempty(x), 0)[0]
 
 
-def _line(x: Tensor) -> Tensor:
+def _flatten_nonempty(x: Tensor) -> Tensor:
     if not x.numel():
         raise Unsupported("the median of a tensor without elements")
     return x.reshape(-1)
@@ -217,10 +217,10 @@ def nanmean(
 @decomposition(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Tensor:
     """Over all dimensions."""
-    return torch.nanmedian(_line(x), 0)[0]
+    return torch.nanmedian(_flatten_nonempty(x), 0)[0]
 
 
-def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
+def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
     """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
@@ -229,7 +229,7 @@ def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
 @decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """boundaries [N], x of any shape."""
-    return _below(boundaries, x.unsqueeze(-1), out_int32, right)
+    return _count_below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
 @decomposition(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -247,7 +247,7 @@ def searchsorted(
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
     wanted = x.unsqueeze(-1) if isinstance(x, Tensor) else x
-    return _below(boundaries, wanted, out_int32, right or side == "right")
+    return _count_below(boundaries, wanted, out_int32, right or side == "right")
 
 
 @decomposition(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
@@ -270,15 +270,15 @@ decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction
 
 
 #: CONCAT takes so many.
-_MOST_PRODUCTS = 64
+_MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
     size = x.shape[dim] if x.dim() else 1
-    if quantized or not 1 < size <= _MOST_PRODUCTS:
-        return _cumulative(x, dim, dtype, torch.mul)
+    if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
+        return _prefix_scan(x, dim, dtype, torch.mul)
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
@@ -292,34 +292,34 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: 
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
-    return _cumulative(x, dim, dtype, torch.add)
+    return _prefix_scan(x, dim, dtype, torch.add)
 
 
 @decomposition(aten.logcumsumexp.default)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """ln of the cumulative sum of exp(x), each step without overflow."""
-    return _cumulative(x, dim, x.dtype, torch.logaddexp)
+    return _prefix_scan(x, dim, x.dtype, torch.logaddexp)
 
 
-def _extremes(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _cumulative_extreme(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def both(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
         """The extreme so far and where it was met last: the last place at which an element is the extreme so far."""
-        values, number = _cumulative(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
+        values, number = _prefix_scan(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
         if not x.dim():
             return values, torch.zeros((), dtype=torch.int64)
         places = torch.arange(x.shape[dim], dtype=number)
         places = places.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
         met = torch.where((x == values) | (x != x), places, 0)
-        return values, _cumulative(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
+        return values, _prefix_scan(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
 
     return both
 
 
-decomposition(aten.cummax.default, takes_quantized=True)(_extremes(torch.maximum))
-decomposition(aten.cummin.default, takes_quantized=True)(_extremes(torch.minimum))
+decomposition(aten.cummax.default, takes_quantized=True)(_cumulative_extreme(torch.maximum))
+decomposition(aten.cummin.default, takes_quantized=True)(_cumulative_extreme(torch.minimum))
 
 
-def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
+def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
     """log2(n) steps: each joins what lies 1, 2, 4, ... elements before, so that infinity stays where it is."""
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
@@ -362,7 +362,7 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
 
 
 @decomposition(aten.histogram.bin_ct)
-def histogram_of_parts(
+def histogram_of_equal_bins(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:
     """Of equal parts of [low, high], or of what the elements span; of equal elements one to each side."""

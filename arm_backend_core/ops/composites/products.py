@@ -15,25 +15,27 @@ aten = torch.ops.aten
 
 
 @decomposition(aten.mm.dtype, aten.bmm.dtype)
-def wide_product(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
+def matmul_in_dtype(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
     """The product in another type than that of the operands."""
     return torch.matmul(x.to(out_dtype), y.to(out_dtype))
 
 
 @decomposition(aten.addmm.dtype)
-def wide_sum(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def addmm_in_dtype(
+    x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     """beta * x + alpha * a @ b; PyTorch's own decomposition takes the type for ``beta``."""
-    return x.to(out_dtype) * beta + wide_product(a, b, out_dtype) * alpha
+    return x.to(out_dtype) * beta + matmul_in_dtype(a, b, out_dtype) * alpha
 
 
 @decomposition(aten._weight_int8pack_mm.default)
-def int8_weight_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+def int8_weight_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """x [M, K] times a weight [N, K] of int8 with a scale for each of N."""
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
 @decomposition(aten._scaled_mm.default)
-def scaled_product(
+def scaled_mm(
     x: Tensor,
     y: Tensor,
     scale_a: Tensor,
@@ -50,7 +52,7 @@ def scaled_product(
 
 @foreign_decomposition("transformers::grouped_mm_fallback")  # its mixtures of experts, exported
 @decomposition(aten._grouped_mm.default)
-def grouped_product(
+def grouped_mm(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Tensor:
     """Rows of x [M, K] up to each of ``offs`` [G] times a weight of their own, [G, K, N]: experts of a mixture.

@@ -21,7 +21,7 @@ aten = torch.ops.aten
 # -- one and three dimensions, and the forms of core ATen --------------------------------------------------------
 
 
-def _one_row(images: OpOverload) -> Callable[..., Tensor]:
+def _resize_row(images: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
         *corners, factors = rest
         size, factors = size and [1, *size], factors and [1.0, *factors]
@@ -31,7 +31,7 @@ def _one_row(images: OpOverload) -> Callable[..., Tensor]:
     return upsample
 
 
-def _volume(images: OpOverload) -> Callable[..., Tensor]:
+def _resize_volume(images: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
         *corners, factors = rest
         pictures = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
@@ -43,7 +43,7 @@ def _volume(images: OpOverload) -> Callable[..., Tensor]:
     return upsample
 
 
-def _by_size(form: OpOverload, rank: int) -> Callable[..., Tensor]:
+def _with_sizes_or_factors(form: OpOverload, rank: int) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int], *rest: Any, **named: Any) -> Tensor:
         factors = [value for value in (*rest, *named.values()) if isinstance(value, float)]
         corners = [value for value in rest if isinstance(value, bool)]
@@ -60,24 +60,26 @@ for _images, _row, _depth in (
     (aten.upsample_nearest2d, aten.upsample_nearest1d, aten.upsample_nearest3d),
     (aten._upsample_nearest_exact2d, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact3d),
 ):
-    decomposition(_row.vec)(_one_row(_images.vec))  # x [N, C, L] as an image of one row
-    decomposition(_depth.vec)(_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
-    decomposition(_row.default)(_by_size(_row.vec, 1))
-    decomposition(_depth.default)(_by_size(_depth.vec, 3))
-decomposition(aten._upsample_nearest_exact2d.default)(_by_size(aten._upsample_nearest_exact2d.vec, 2))
+    decomposition(_row.vec)(_resize_row(_images.vec))  # x [N, C, L] as an image of one row
+    decomposition(_depth.vec)(_resize_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
+    decomposition(_row.default)(_with_sizes_or_factors(_row.vec, 1))
+    decomposition(_depth.default)(_with_sizes_or_factors(_depth.vec, 3))
+decomposition(aten._upsample_nearest_exact2d.default)(_with_sizes_or_factors(aten._upsample_nearest_exact2d.vec, 2))
 
 
 # -- weights that PyTorch computes -------------------------------------------------------------------------------
 
 
-def _weights(images: OpOverload, size: int, out: int, align_corners: bool, factor: float | None) -> Tensor:
+def _interpolation_weights(
+    images: OpOverload, size: int, out: int, align_corners: bool, factor: float | None
+) -> Tensor:
     """[out, size]: what resizing one axis makes of the unit vectors."""
     square = torch.eye(size).reshape(1, 1, size, size)
     weights: Tensor = images(square, [out, size], align_corners, factor, None)
     return weights.reshape(out, size)
 
 
-def _separable(images: OpOverload) -> Callable[..., Tensor]:
+def _resize_separably(images: OpOverload) -> Callable[..., Tensor]:
     def upsample(
         x: Tensor,
         size: Sequence[int],
@@ -88,7 +90,9 @@ def _separable(images: OpOverload) -> Callable[..., Tensor]:
         """x [N, C, H, W]: along each axis a product with constant weights, which a target takes as a convolution's."""
         for axis, factor in ((2, scales_h), (3, scales_w)):
             if x.shape[axis] != size[axis - 2] or factor not in (None, 1.0):
-                weights = _weights(images, x.shape[axis], size[axis - 2], align_corners, factor).to(x.dtype)
+                weights = _interpolation_weights(images, x.shape[axis], size[axis - 2], align_corners, factor).to(
+                    x.dtype
+                )
                 x = F.linear(x.transpose(axis, 3), weights).transpose(axis, 3)
         return x.clone()
 
@@ -101,7 +105,7 @@ for _form in (
     aten._upsample_bicubic2d_aa,
     aten._upsample_lanczos2d_aa,
 ):
-    decomposition(_form.default)(_separable(_form.default))
+    decomposition(_form.default)(_resize_separably(_form.default))
 
 
 @decomposition(aten.upsample_bicubic2d.vec)
@@ -130,7 +134,7 @@ def grid_sampler(
     pixels = x.flatten(2).transpose(1, 2).reshape(-1, channels)
     number = torch.int32 if quantized else torch.float32
     images = torch.arange(batch, dtype=number).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
-    wanted = [_coordinate(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
+    wanted = [_grid_to_pixel(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
 
     def pixel(places: Sequence[Tensor]) -> Tensor:
         """The pixels at whole coordinates, 0 outside: [N, ..., C]."""
@@ -155,7 +159,7 @@ def grid_sampler(
     return (pixel([place.round() for place in wanted]) if interpolation == 1 else mixed([])).movedim(-1, 1)
 
 
-def _coordinate(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+def _grid_to_pixel(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
     """-1 to 1 as pixels: from the middle of the first to that of the last, or from border to border."""
     place = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
     if padding == 2:  # every other stretch of the image's size runs backwards

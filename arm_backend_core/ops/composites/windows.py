@@ -15,7 +15,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites.movement import scatter
-from arm_backend_core.ops.pooling import cells
+from arm_backend_core.ops.pooling import adaptive_cells
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -93,12 +93,12 @@ def fold(
 # -- pooling -----------------------------------------------------------------------------------------
 
 
-def sizes_of(values: Sequence[int], count: int) -> list[int]:
+def broadcast_sizes(values: Sequence[int], count: int) -> list[int]:
     """One for each of ``count`` dimensions, or none at all."""
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def taps_of(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[int]]:
+def window_taps(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[int]]:
     """For each element of a window where it lies for every output; beyond an edge, the element next to it."""
     starts = [i * stride - padding for i in range(out)]
     last = [start + (size - 1 - start) // dilation * dilation for start in starts]
@@ -107,11 +107,13 @@ def taps_of(size: int, out: int, kernel: int, stride: int, padding: int, dilatio
 
 
 def _adaptive_taps(size: int, out: int) -> list[list[int]]:
-    parts = cells(size, out)
+    parts = adaptive_cells(size, out)
     return [[min(start + k, end - 1) for start, end in parts] for k in range(max(end - start for start, end in parts))]
 
 
-def walk(x: Tensor, position: Tensor, taps: Sequence[list[list[int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+def iterate_window_elements(
+    x: Tensor, position: Tensor, taps: Sequence[list[list[int]]]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Every element of the windows for all outputs, with its position in the image or volume."""
     if not taps:
         yield x, position
@@ -123,10 +125,12 @@ def walk(x: Tensor, position: Tensor, taps: Sequence[list[list[int]]]) -> Iterat
             picked = aten.slice(x, axis, places[0], places[-1] + 1, step)
         else:
             picked = torch.index_select(x, axis, torch.tensor(places))
-        yield from walk(picked, (position * x.shape[axis]).unsqueeze(-1) + torch.tensor(places), taps[1:])
+        yield from iterate_window_elements(
+            picked, (position * x.shape[axis]).unsqueeze(-1) + torch.tensor(places), taps[1:]
+        )
 
 
-def _largest(x: Tensor, taps: Sequence[list[list[int]]], quantized: bool) -> Tensor:
+def _argmax_positions(x: Tensor, taps: Sequence[list[list[int]]], quantized: bool) -> Tensor:
     """Where the largest elements of windows are: these are compared in turn, as PyTorch does.
 
     Where the indices are not used, nothing is left of the comparisons. Positions are counted in float32, which every
@@ -134,7 +138,7 @@ def _largest(x: Tensor, taps: Sequence[list[list[int]]], quantized: bool) -> Ten
     real numbers.
     """
     best: Tensor | None = None
-    for element, place in walk(x, torch.tensor(0), taps):
+    for element, place in iterate_window_elements(x, torch.tensor(0), taps):
         position = place.to(torch.int32 if quantized else torch.float32)
         if best is None:
             best, index = element, position.expand(element.shape)
@@ -156,13 +160,13 @@ def _max_pool(
     quantized: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x [..., (D,) H, W]: maxima, and their places in the flattened image or volume."""
-    kernel, padding, dilation = (sizes_of(values, spatial) for values in (kernel, padding, dilation))
-    stride = sizes_of(stride, spatial) or kernel
+    kernel, padding, dilation = (broadcast_sizes(values, spatial) for values in (kernel, padding, dilation))
+    stride = broadcast_sizes(stride, spatial) or kernel
     pool = partial(F.max_pool2d, ceil_mode=ceil_mode)
-    over = pool if spatial == 2 else partial(_by_planes, pool=pool)
+    over = pool if spatial == 2 else partial(_pool_planes_then_depth, pool=pool)
     maxima = over(x, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
     sizes = zip(x.shape[-spatial:], maxima.shape[-spatial:], kernel, stride, padding, dilation, strict=True)
-    return maxima, _largest(x, [taps_of(*of) for of in sizes], quantized)
+    return maxima, _argmax_positions(x, [window_taps(*of) for of in sizes], quantized)
 
 
 decomposition(aten.max_pool2d_with_indices.default, takes_quantized=True)(partial(_max_pool, 2))
@@ -177,28 +181,28 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
         pool = aten.max_pool2d_with_indices if spatial == 2 else aten.max_pool3d_with_indices
         return pool(x, [size // out for size, out in zip(x.shape[-spatial:], output_size, strict=True)])
     for axis, out in enumerate(output_size, x.dim() - spatial):
-        parts = [maxima.narrow(axis, start, end - start) for start, end in cells(x.shape[axis], out)]
+        parts = [maxima.narrow(axis, start, end - start) for start, end in adaptive_cells(x.shape[axis], out)]
         maxima = torch.cat([part.amax(axis, keepdim=True) for part in parts], axis)
     taps = [_adaptive_taps(*of) for of in zip(x.shape[-spatial:], output_size, strict=True)]
-    return maxima, _largest(x, taps, quantized)
+    return maxima, _argmax_positions(x, taps, quantized)
 
 
 #: Each element of an unpooled image is compared with all indices of its channel.
-_MOST_COMPARED = 1 << 24
+_MAX_COMPARISONS = 1 << 24
 
 
 @decomposition(aten.max_unpool2d.default, aten.max_unpool3d.default, takes_quantized=True)
 def max_unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any, quantized: bool = False) -> Tensor:
     """Elements of x [..., (D,) H, W] at their places in flattened images or volumes, which are else 0."""
     spatial, places = len(output_size), math.prod(output_size)
-    if x.numel() * places > _MOST_COMPARED:
-        raise Unsupported(f"{x.numel()} elements put among {places} each ({_MOST_COMPARED} comparisons at most)")
+    if x.numel() * places > _MAX_COMPARISONS:
+        raise Unsupported(f"{x.numel()} elements put among {places} each ({_MAX_COMPARISONS} comparisons at most)")
     image = torch.zeros((*x.shape[:-spatial], places), dtype=x.dtype)
     placed = scatter(image, -1, indices.flatten(-spatial), x.flatten(-spatial), quantized=quantized)
     return placed.unflatten(-1, tuple(output_size))
 
 
-def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:
+def _pool_planes_then_depth(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:
     """Over height and width, then over depth; x [..., D, H, W], three sizes for each argument of ``pool``."""
     flat = pool(x.flatten(0, -4), **{name: sizes[1:] for name, sizes in window.items()})
     deep = flat.reshape(-1, x.shape[-3], flat.shape[-2] * flat.shape[-1])
@@ -210,7 +214,7 @@ def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) 
 @decomposition(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """x [..., D, H, W]."""
-    return _by_planes(x, F.adaptive_avg_pool2d, output_size=output_size)
+    return _pool_planes_then_depth(x, F.adaptive_avg_pool2d, output_size=output_size)
 
 
 @decomposition(aten.avg_pool3d.default)
@@ -224,8 +228,8 @@ def avg_pool3d(
     divisor_override: int | None = None,
 ) -> Tensor:
     """x [..., D, H, W]: what the windows divide by is a product too; where it is given, zeros are counted."""
-    kernel, padding = sizes_of(kernel, 3), sizes_of(padding, 3)
-    steps = sizes_of(stride, 3) or kernel
+    kernel, padding = broadcast_sizes(kernel, 3), broadcast_sizes(padding, 3)
+    steps = broadcast_sizes(stride, 3) or kernel
     if divisor_override is not None:
         pads: list[int] = []
         for size, window, step, pad in zip(x.shape[-3:], kernel, steps, padding, strict=True):
@@ -233,7 +237,7 @@ def avg_pool3d(
             pads = [pad, max(last + window - size - pad, pad) if last < size + pad else pad, *pads]
         x, padding, ceil_mode = F.pad(x, pads), [0, 0, 0], False
     pool = partial(F.avg_pool2d, ceil_mode=ceil_mode, count_include_pad=count_include_pad)
-    result = _by_planes(x, pool, kernel_size=kernel, stride=steps, padding=padding)
+    result = _pool_planes_then_depth(x, pool, kernel_size=kernel, stride=steps, padding=padding)
     return result if divisor_override is None else result * (math.prod(kernel) / divisor_override)
 
 
@@ -250,7 +254,9 @@ def conv_transpose(
 ) -> Tensor:
     """x [(N,) IC, ...], zeros between its elements, convolved with the mirrored weight [IC, OC / groups, ...]."""
     spatial = weight.dim() - 2
-    stride, padding, extra, dilation = (sizes_of(v, spatial) for v in (stride, padding, output_padding, dilation))
+    stride, padding, extra, dilation = (
+        broadcast_sizes(v, spatial) for v in (stride, padding, output_padding, dilation)
+    )
     pads: list[int] = []
     for i, step in enumerate(stride):
         axis = x.dim() - spatial + i

@@ -6,18 +6,18 @@ operation, over int32 it is two; a RESCALE of an operand merges into SUB and RED
 REDUCE_MAX along the last dimension costs four cycles an element, so ``Rows.max`` goes another way.
 """
 
-from arm_backend_core.ops.fixed_point.inverse import exponential, logarithm, reciprocal, rsqrt, sqrt
+from arm_backend_core.ops.fixed_point.elementary_functions import exponential, logarithm, reciprocal, rsqrt, sqrt
 from arm_backend_core.ops.fixed_point.norms import group_norm, layer_norm
+from arm_backend_core.ops.fixed_point.reductions import maximum, mean, std, sum_, var
 from arm_backend_core.ops.fixed_point.softmax import log_softmax, softmax
-from arm_backend_core.ops.fixed_point.sums import largest, mean, std, sum_, var
 
 __all__ = [
     "exponential",
     "group_norm",
-    "largest",
     "layer_norm",
     "log_softmax",
     "logarithm",
+    "maximum",
     "mean",
     "reciprocal",
     "rsqrt",

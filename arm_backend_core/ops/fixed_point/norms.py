@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
-from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.fixed_point.elementary_functions import rsqrt, sqrt
+from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -41,7 +41,7 @@ def layer_norm(
     """
     rows = ReductionView.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
-    return rows.restore(_affine(_standardized(rows, eps, out, centre=centre), gain, offset, out))
+    return rows.restore(_apply_affine(_standardize(rows, eps, out, centre=centre), gain, offset, out))
 
 
 def group_norm(
@@ -57,12 +57,12 @@ def group_norm(
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
     rows = ReductionView.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
-    spread = _standardized(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
+    spread = _standardize(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
     gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
-    return b.reshape(_affine(spread, gain, offset, out), x.shape)
+    return b.reshape(_apply_affine(spread, gain, offset, out), x.shape)
 
 
-def _affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
+def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
     """x * weight + bias in int32, then the result's parameters.
 
     The product has 31 bits less (with 38, NPUs round some otherwise), and the bias is rounded to its step. An int16
@@ -82,13 +82,13 @@ def _affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParam
     return y.to(out)
 
 
-def _standardized(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
+def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
     floor = eps / rows.x.scale**2  # eps in squared steps of x
     if floor > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
-        return _scaled_deviation(rows, eps, centre=centre)
+        return _standardize_by_eps(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
-        return _standardized_int8(rows, floor, centre=centre)
+        return _standardize_int8(rows, floor, centre=centre)
     energy = Energy.of(rows, centre=centre, floor=floor)
     v = (energy.squares + energy.scaled(floor)).maximum(1)
     # c / sqrt(sum(c * c)) is 1 at most.
@@ -96,7 +96,7 @@ def _standardized(rows: ReductionView, eps: float, out: QParams, *, centre: bool
     return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
 
 
-def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
+def _standardize_by_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.with_scale(1.0).widened(bits)
@@ -110,7 +110,7 @@ def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> Fixed
 # -- int8 ----------------------------------------------------------------------------------------------------
 
 
-def squares_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
+def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
     """Sum of (x - mean)**2 (or of (x - zero point)**2) in units of 2**-bits, and the sum of x.
 
     From whole numbers: Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a
@@ -132,7 +132,7 @@ def squares_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[Fixed
     return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
-def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
+def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
     """x * g - mean * g with g = rsqrt(V) and V = n * (variance + eps) * 2**bits, exact, below 2**30.
 
     V >= 2**(bits - 1) wherever a row is not constant, so x * g < 2**(37 - bits / 2); the products are shifted
@@ -141,7 +141,7 @@ def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fi
     """
     n, x = rows.n, rows.x.with_scale(1.0)
     bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
-    squares, total = squares_int8(rows, bits, centre=centre)
+    squares, total = sum_squared_deviations_int8(rows, bits, centre=centre)
     v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
@@ -188,7 +188,7 @@ class Energy:
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
-        exponent, _ = _amount(n, floor)
+        exponent, _ = _mantissa_and_exponent(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
         most = min(28, -(exponent + 2 * bits - drop) // 2)
         more = 2 - bits if bits < 0 and most >= 2 - bits else 0  # what ``shift`` can do without
@@ -199,14 +199,14 @@ class Energy:
             total = rows.sum_of(fine)
             fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
         c = fine.shifted_right(more) if more else fine
-        shift = _places(abs(c), rows, bool(more)).minimum(most).maximum(more)
+        shift = _normalizing_shift(abs(c), rows, bool(more)).minimum(most).maximum(more)
         shifted = fine.with_scale(1.0).shifted_left(shift - more, 1 << 29)
         squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
     def scaled(self, floor: float) -> FixedPoint:
         """n * floor in the units of ``squares``: a mantissa that follows the shift of each row."""
-        exponent, mantissa = _amount(self.n, floor)
+        exponent, mantissa = _mantissa_and_exponent(self.n, floor)
         exponent += 2 * self.bits - self.drop
         falls = self.shift.like(-exponent) - (self.shift + self.shift)
         falls = falls.minimum(31).maximum(0)
@@ -219,7 +219,7 @@ class Energy:
         return root.shifted_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
-def _places(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
+def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
     """By how many bits to shift rows of abs(c), each element up to one more if ``rounded``."""
     total = rows.sum_of(size, peak=1 << 29)
     zeros = (total + rows.n if rounded else total).leading_zeros()
@@ -230,7 +230,7 @@ def _places(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
     return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
 
 
-def _amount(n: int, floor: float) -> tuple[int, int]:
+def _mantissa_and_exponent(n: int, floor: float) -> tuple[int, int]:
     """n * floor as mantissa * 2**exponent, the mantissa below 2**28."""
     amount = max(n * floor, 2.0**-60)
     exponent = math.floor(math.log2(amount)) - 27

@@ -9,8 +9,8 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.fixed_point.inverse import POINTS, logarithm, reciprocal
-from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.fixed_point.elementary_functions import POINTS, logarithm, reciprocal
+from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import Q15_MAX, Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -29,22 +29,22 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     """exp(x - max) / sum over ``axis``.
 
     The product of two int16: the exponential e, and r = K / sum(e) with K such that r <= ONE. Each rounding
-    moves a probability by at most 2**-16; what the sum may lack is told in ``_summed``.
+    moves a probability by at most 2**-16; what the sum may lack is told in ``_sum_exponentials``.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
     rows = ReductionView.of(b, x, q, (axis,), "softmax")
-    _require(out, 2.0**-16, "softmax")
+    _require_step(out, 2.0**-16, "softmax")
     if rows.n == 1:
-        return rows.restore(_alike(rows, 1).to(out))
-    grid, e, total = _exponential(rows, precise=out.dtype is not DType.INT8)
+        return rows.restore(_constant_result(rows, 1).to(out))
+    grid, e, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
     k = grid.least * Q15_MAX
     r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).with_scale(grid.one / k)
     return rows.restore((e * r).to(out))
 
 
-def _alike(rows: ReductionView, number: int) -> FixedPoint:
+def _constant_result(rows: ReductionView, number: int) -> FixedPoint:
     """``number`` whatever the elements are."""
     wide = rows.x.rescale(I32, 1.0).with_scale(1.0)
     return wide - wide + number
@@ -58,18 +58,18 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """
     rows = ReductionView.of(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
-        return rows.restore(_alike(rows, 0).to(out))
-    grid, _, total = _exponential(rows, precise=out.dtype is not DType.INT8)
+        return rows.restore(_constant_result(rows, 0).to(out))
+    grid, _, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
     scale = float(q.scale)
     unit = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
-    _require(out, max(2.0**-15, 1 / unit), "log_softmax")
+    _require_step(out, max(2.0**-15, 1 / unit), "log_softmax")
     log_sum = logarithm(total)
     log_sum = log_sum - round(math.log(grid.one) * (1 << 20))
-    offset = _in_units(grid.reference, scale, unit) + _in_units(log_sum, 2.0**-20, unit)
-    return rows.restore((_in_units(rows.x, scale, unit) - offset).to(out))
+    offset = _to_unit(grid.reference, scale, unit) + _to_unit(log_sum, 2.0**-20, unit)
+    return rows.restore((_to_unit(rows.x, scale, unit) - offset).to(out))
 
 
-def _require(out: QParams, step: float, operator: str) -> None:
+def _require_step(out: QParams, step: float, operator: str) -> None:
     if float(out.scale) < step * 0.99:
         raise Unsupported(
             f"{operator} in steps of {float(out.scale):.2g}, finer than the {step:.2g} of its sums; leave the "
@@ -77,7 +77,7 @@ def _require(out: QParams, step: float, operator: str) -> None:
         )
 
 
-def _in_units(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
+def _to_unit(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
     """Integers in steps of ``scale`` as INT32 in steps of 1 / unit."""
     return x.rescale(I32, scale * unit).with_scale(1 / unit)
 
@@ -118,17 +118,21 @@ class _ExpTableIndex:
         return index.tabulated(values, 1 / self.one)
 
 
-def _exponential(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
+def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
     """The grid, exp(x - reference) as int16, and its sum along the rows."""
-    _at_most(65536, rows)
+    _require_row_length(65536, rows)
     split = rows.n > (8 if precise else PLAIN_ROW)
-    grid = _grid_int8(rows) if rows.x.dtype is DType.INT8 else _grid_int16(rows, NEPERS + split * math.log(GAIN))
+    grid = (
+        _table_index_int8(rows)
+        if rows.x.dtype is DType.INT8
+        else _table_index_int16(rows, NEPERS + split * math.log(GAIN))
+    )
     value = grid.table(grid.exact, 0)
     # The maximum's own exponential is in the sum; the few hundredths are for what entries are rounded.
-    return grid, value, _summed(grid, value, split).within(max(1, int(0.98 * grid.least)), (1 << 31) - 1)
+    return grid, value, _sum_exponentials(grid, value, split).within(max(1, int(0.98 * grid.least)), (1 << 31) - 1)
 
 
-def _summed(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
+def _sum_exponentials(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     """Sum of the exponentials.
 
     The halves that rounding drops may add up to n / 2, that is n * 2**-16 of the sum. Where that matters they
@@ -142,20 +146,20 @@ def _summed(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     if rows.x.dtype is DType.INT8:
         remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
         return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).with_scale(value.scale)
-    _at_most(64000, rows)
+    _require_row_length(64000, rows)
     tail = exact < Q15_MAX / GAIN
     upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
     lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
     return upper + lower.rescale(I32, 1 / GAIN).with_scale(value.scale)
 
 
-def _at_most(n: int, rows: ReductionView) -> None:
+def _require_row_length(n: int, rows: ReductionView) -> None:
     """Refuse rows whose exponentials, of int16, may exceed 32 bits."""
     if rows.n > n:
         raise Unsupported(f"a softmax over {rows.n} {rows.x.dtype.value} elements ({n} at most)")
 
 
-def _grid_int8(rows: ReductionView) -> _ExpTableIndex:
+def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
     """x - max has 256 values, each with its own table entry, so e errs by 2**-16 only."""
     maximum = rows.max()
     with np.errstate(over="ignore"):
@@ -163,7 +167,7 @@ def _grid_int8(rows: ReductionView) -> _ExpTableIndex:
     return _ExpTableIndex(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(Q15_MAX), float(Q15_MAX), exact)
 
 
-def _grid_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
+def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
     """512 intervals span ``nepers``, each of h = 0.022 or so, and the maximum is near the upper end of int16.
 
     Interpolation errs by h * h / 8 = 2**-14 of e, halved by lowering the points, and the index by 2**-13.5 of

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.fixed_point.inverse import sqrt
-from arm_backend_core.ops.fixed_point.norms import Energy, squares_int8
-from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.fixed_point.elementary_functions import sqrt
+from arm_backend_core.ops.fixed_point.norms import Energy, sum_squared_deviations_int8
+from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -26,7 +26,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     """
     rows = ReductionView.of(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
-    return _kept(x, axes, total.with_scale(total.scale / rows.n), out)
+    return _restore_axes(x, axes, total.with_scale(total.scale / rows.n), out)
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
@@ -35,10 +35,10 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    return _kept(x, axes, ReductionView.of(b, x, q, axes, "sum").sum(q.zero_point), out)
+    return _restore_axes(x, axes, ReductionView.of(b, x, q, axes, "sum").sum(q.zero_point), out)
 
 
-def largest(b: Builder, x: Value, q: QParams, axis: int) -> Value:
+def maximum(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis, kept with size 1, in fewer cycles than one REDUCE_MAX."""
     return ReductionView.of(b, x, q, (axis,), "amax").max().value
 
@@ -55,7 +55,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     rows = ReductionView.of(b, x, q, axes, "var")
     n = rows.n
     if q.dtype is DType.INT8:
-        squares, bits = _squares_int8(rows)
+        squares, bits = _squared_deviations_int8(rows)
     else:
         x2 = rows.x.with_scale(1.0).widened(2)
         c = x2 - rows.mean(2).with_scale(x2.scale)  # Q2, up to 2**18
@@ -67,7 +67,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
             f"a variance in steps of {float(out.scale):.2g}, finer than the {squares.scale:.2g} of its sums; "
             "subtract the mean first, or take the standard deviation"
         )
-    return _kept(x, axes, squares, out)
+    return _restore_axes(x, axes, squares, out)
 
 
 def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
@@ -78,21 +78,21 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     """
     rows = ReductionView.of(b, x, q, axes, "std")
     if q.dtype is DType.INT8:
-        squares, bits = _squares_int8(rows)
+        squares, bits = _squared_deviations_int8(rows)
         root = sqrt(squares.maximum(0).with_scale(1.0))
         root = root.with_scale(root.scale * 2.0 ** (-bits / 2))
     else:
         root = Energy.of(rows, centre=True).root()
-    return _kept(x, axes, root.with_scale(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
+    return _restore_axes(x, axes, root.with_scale(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
 
 
-def _squares_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
+def _squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
     """Sum of (x - mean)**2 in units of 2**-bits, below 2**30, and the bits."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
-    return squares_int8(rows, bits, centre=True)[0], bits
+    return sum_squared_deviations_int8(rows, bits, centre=True)[0], bits
 
 
-def _kept(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
+def _restore_axes(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
     """The result of a reduction, its axes with size 1."""
     axes = [axis % x.rank for axis in axes]
     return y.b.reshape(y.to(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

@@ -18,13 +18,13 @@ def to_nchw(b: Builder, x: Value) -> Value:
     return b.transpose(x, (0, 3, 1, 2))
 
 
-def as_image(b: Builder, x: Value, rank: int) -> Value:
+def to_nhwc_image(b: Builder, x: Value, rank: int) -> Value:
     """[(N,) C], [(N,) C, L] or [(N,) C, H, W], of so many dimensions with N, as [N, H, W, C]."""
     n, c, *spatial = (*(1,) * (rank - x.rank), *x.shape)
     return to_nhwc(b, b.reshape(x, (n, c, *[1, 1, *spatial][-2:])))
 
 
-def pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
+def height_width(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
     """Two values, height first, of a convolution or pool with ``spatial`` dimensions.
 
     What has one dimension is an image of height 1, for which ``neutral`` is the value.

@@ -25,7 +25,7 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
     table; its index, entries and interpolation are each rounded, together 2**-14 of the result at most. The
     result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits.
     """
-    zeros, mantissa = _normalized(v)
+    zeros, mantissa = _normalize(v)
     inverse = mantissa.tabulated((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
     wide = inverse.rescale(I32, 1.0).shifted_left(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
@@ -60,7 +60,7 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 
     ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
     """
-    zeros, mantissa = _normalized(v)
+    zeros, mantissa = _normalize(v)
     fraction = mantissa.tabulated(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
     octaves = (zeros.like(31) - zeros).times(round(math.log(2) * (1 << 20)))
     return fraction.rescale(I32, 32.0) + octaves.with_scale(2.0**-20)
@@ -80,7 +80,7 @@ def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
 _OCTAVE = 1.5 + POINTS / 65536
 
 
-def _normalized(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
+def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
     """Leading zeros, and the int16 index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
     assert v.low >= 1
     zeros = v.leading_zeros()

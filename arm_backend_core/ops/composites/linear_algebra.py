@@ -12,44 +12,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites import divisor
+from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import decomposition, foreign_decomposition
 
 aten = torch.ops.aten
-_FEW = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
-_MOST = 16  #: Rows or columns, whichever are fewer, that are eliminated by ten operators each.
+_MAX_FORMULA_ROWS = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
+_MAX_PIVOTS = 16  #: Rows or columns, whichever are fewer, that are eliminated by ten operators each.
 Rows = Sequence[Sequence[Tensor]]
 
 
-def _entries(a: Tensor) -> list[list[Tensor]]:
+def _to_entries(a: Tensor) -> list[list[Tensor]]:
     return [[a[..., i, j] for j in range(a.shape[-1])] for i in range(a.shape[-2])]
 
 
-def _steps(rows: int, columns: int, what: str) -> range:
+def _pivot_range(rows: int, columns: int, what: str) -> range:
     count = min(rows, columns)
-    if count > _MOST:
-        raise Unsupported(f"{what} of {rows} x {columns} matrices ({_MOST} rows or columns at most)")
+    if count > _MAX_PIVOTS:
+        raise Unsupported(f"{what} of {rows} x {columns} matrices ({_MAX_PIVOTS} rows or columns at most)")
     return range(count)
 
 
-def _matrix(rows: Rows) -> Tensor:
+def _from_entries(rows: Rows) -> Tensor:
     return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
 
 
-def _without(rows: Rows, i: int, j: int) -> list[list[Tensor]]:
+def _minor(rows: Rows, i: int, j: int) -> list[list[Tensor]]:
     return [[x for place, x in enumerate(row) if place != j] for at, row in enumerate(rows) if at != i]
 
 
 def _determinant(rows: Rows) -> Tensor:
     """Along the first row."""
-    terms = [x * _determinant(_without(rows, 0, j)) if len(rows) > 1 else x for j, x in enumerate(rows[0])]
+    terms = [x * _determinant(_minor(rows, 0, j)) if len(rows) > 1 else x for j, x in enumerate(rows[0])]
     total = terms[0]
     for j, term in enumerate(terms[1:]):
         total = total + term if j % 2 else total - term
     return total
 
 
-def _exchanged(a: Tensor, k: int, place: Tensor) -> Tensor:
+def _swap_rows(a: Tensor, k: int, place: Tensor) -> Tensor:
     """Row k and row ``place`` [..] change places."""
     rows = torch.arange(a.shape[-2])[:, None]
     chosen = rows == place[..., None, None]
@@ -57,52 +57,52 @@ def _exchanged(a: Tensor, k: int, place: Tensor) -> Tensor:
     return torch.where(rows == k, other, torch.where(chosen, a[..., k : k + 1, :], a))
 
 
-def _eliminated(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tensor]:
+def _lu_with_pivoting(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tensor]:
     """L (without its diagonal of 1) and U of the first columns, and which row each step exchanged with its own.
 
     The largest of its column, as LAPACK does. Columns behind the first are L^-1 times what the exchanges make of them.
     """
     rows, numbers, places = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
-    for k in _steps(a.shape[-2], columns, what):
+    for k in _pivot_range(a.shape[-2], columns, what):
         place = a[..., k:, k].abs().argmax(-1) + k
-        a = _exchanged(a, k, place)
+        a = _swap_rows(a, k, place)
         head = a[..., k : k + 1, k : k + 1]
-        factor = torch.where(rows > k, a[..., k : k + 1] / divisor(head), 0.0)
+        factor = torch.where(rows > k, a[..., k : k + 1] / replace_zero_by_one(head), 0.0)
         rest = a - factor * torch.where(numbers > k, a[..., k : k + 1, :], 0.0)
         a = torch.where((rows > k) & (numbers == k), factor, rest)
         places.append(place)
     return a, torch.stack(places, -1)
 
 
-def _sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
+def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
     """Of a matrix with more rows than formulas are for: the determinant is the product of both."""
-    factors, places = _eliminated(a, a.shape[-1], "the determinant")
+    factors, places = _lu_with_pivoting(a, a.shape[-1], "the determinant")
     return torch.where(places == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
 
 @decomposition(aten._linalg_det.default)
 def det(a: Tensor) -> tuple[Tensor, None, None]:
     """The determinant without the factors."""
-    if a.shape[-1] <= _FEW:
-        return _determinant(_entries(a)), None, None
-    sign, diagonal = _sign_and_diagonal(a)
+    if a.shape[-1] <= _MAX_FORMULA_ROWS:
+        return _determinant(_to_entries(a)), None, None
+    sign, diagonal = _permutation_sign_and_diagonal(a)
     return sign * diagonal.prod(-1), None, None
 
 
-def largest(a: Tensor) -> Tensor:
+def max_magnitude(a: Tensor) -> Tensor:
     """By which a matrix is divided, so that no product of its elements leaves the range; 1 where all are 0."""
     size = a.abs().amax((-2, -1), keepdim=True)
-    return divisor(size)
+    return replace_zero_by_one(size)
 
 
 @decomposition(aten._linalg_slogdet.default, takes_quantized=True)
 def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     """Sign and logarithm of the determinant without the factors."""
-    if a.shape[-1] > _FEW:
-        sign, diagonal = _sign_and_diagonal(a)
+    if a.shape[-1] > _MAX_FORMULA_ROWS:
+        sign, diagonal = _permutation_sign_and_diagonal(a)
         return sign * torch.sign(diagonal).prod(-1), torch.log(diagonal.abs()).sum(-1), None, None
-    size = None if quantized else largest(a)
-    value = _determinant(_entries(a if size is None else a / size))
+    size = None if quantized else max_magnitude(a)
+    value = _determinant(_to_entries(a if size is None else a / size))
     logarithm = torch.log(value.abs())
     if size is not None:
         logarithm = logarithm + a.shape[-1] * torch.log(size[..., 0, 0])
@@ -115,13 +115,13 @@ def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[
     nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
     if a.shape[-1] == 1:
         return 1 / a, nothing
-    if a.shape[-1] > _FEW:
-        return _solved(a, torch.eye(a.shape[-1], dtype=a.dtype)), nothing
-    size = None if quantized else largest(a)
-    rows = _entries(a if size is None else a / size)
+    if a.shape[-1] > _MAX_FORMULA_ROWS:
+        return _solve_by_elimination(a, torch.eye(a.shape[-1], dtype=a.dtype)), nothing
+    size = None if quantized else max_magnitude(a)
+    rows = _to_entries(a if size is None else a / size)
     places = range(len(rows))
-    cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
-    result = _matrix(cofactors) / _determinant(rows)[..., None, None]
+    cofactors = [[_determinant(_minor(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
+    result = _from_entries(cofactors) / _determinant(rows)[..., None, None]
     return result if size is None else result / size, nothing
 
 
@@ -132,8 +132,8 @@ def solve(
     """a^-1 @ b, or b @ a^-1; b may be one vector for each matrix."""
     vector = b.dim() == 1 or b.shape == a.shape[:-1]
     right = b.unsqueeze(-1) if vector else b
-    if a.shape[-1] > _FEW:
-        result = _solved(a, right) if left else _solved(a.mT, right.mT).mT
+    if a.shape[-1] > _MAX_FORMULA_ROWS:
+        result = _solve_by_elimination(a, right) if left else _solve_by_elimination(a.mT, right.mT).mT
     else:
         inverted, _ = inverse(a, quantized=quantized)
         result = inverted @ right if left else right @ inverted
@@ -141,11 +141,11 @@ def solve(
     return result.squeeze(-1) if vector else result, None, None, nothing
 
 
-def _solved(a: Tensor, b: Tensor) -> Tensor:
+def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
     """a^-1 @ b."""
     n, batch = a.shape[-1], torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     both = torch.cat([a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])], -1)
-    factors, _ = _eliminated(both, n, "the inverse")
+    factors, _ = _lu_with_pivoting(both, n, "the inverse")
     return solve_triangular(factors[..., :n], factors[..., n:], upper=True)
 
 
@@ -154,7 +154,7 @@ def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> t
     """L and U in one matrix, the exchanged rows counted from 1, and the first column without a pivot, or 0."""
     if not pivot:
         raise Unsupported("factors L and U without pivots")
-    factors, places = _eliminated(a, a.shape[-1], "the factors L and U")
+    factors, places = _lu_with_pivoting(a, a.shape[-1], "the factors L and U")
     lacking = (factors.diagonal(0, -2, -1) == 0).int()
     info = torch.where(lacking.amax(-1) == 1, lacking.argmax(-1).int() + 1, 0)
     return factors, places.int() + 1, info
@@ -168,7 +168,7 @@ def lu_unpack(
     rows, columns = factors.shape[-2:]
     count, p = min(rows, columns), torch.eye(rows, dtype=factors.dtype).expand(*factors.shape[:-2], rows, rows)
     for k in range(count if unpack_pivots else 0):
-        p = _exchanged(p, k, pivots[..., k] - 1)
+        p = _swap_rows(p, k, pivots[..., k] - 1)
     lower = factors[..., :count].tril(-1) + torch.eye(rows, count, dtype=factors.dtype)
     nothing = torch.zeros(0, dtype=factors.dtype)
     data = (lower, factors[..., :count, :].triu()) if unpack_data else (nothing, nothing)
@@ -199,7 +199,7 @@ def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, a
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The triangular L with L @ L^T = a, column by column; the upper triangle is read for U."""
     rows, columns, a = torch.arange(a.shape[-1])[:, None], [], a.mT if upper else a
-    for k in _steps(a.shape[-2], a.shape[-1], "the Cholesky factor"):
+    for k in _pivot_range(a.shape[-2], a.shape[-1], "the Cholesky factor"):
         column = torch.where(rows < k, 0.0, a[..., k : k + 1] / torch.sqrt(a[..., k : k + 1, k : k + 1]))
         a = a - column * column.mT
         columns.append(column)
@@ -208,30 +208,30 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
 
 
 @foreign_decomposition("aten::cholesky")  # PyTorch 2.14 no longer has it
-def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
+def cholesky_without_info(a: Tensor, upper: bool = False) -> Tensor:
     """The older form, which tells of no errors either."""
     return cholesky(a, upper=upper)[0]
 
 
-def _reflected(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+def _householder_qr(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """R, and Householder's mirrors [.., rows, 1] with their gains [.., 1, 1], as LAPACK scales and signs them.
 
     What lies below the diagonal already is not reflected.
     """
-    size, rows = torch.ones(()) if quantized else largest(a), torch.arange(a.shape[-2])[:, None]
+    size, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
     r, mirrors, gains = a / size, list[Tensor](), list[Tensor]()
-    for k in _steps(a.shape[-2], a.shape[-1], "the factors Q and R"):
+    for k in _pivot_range(a.shape[-2], a.shape[-1], "the factors Q and R"):
         head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
         rest = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + rest)
         end = torch.where(head < 0, norm, -norm)  # what takes the head's place
         gains.append(torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end)))
         mirrors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - end)))
-        r = _mirrored(r, mirrors[-1], gains[-1])
+        r = _apply_reflector(r, mirrors[-1], gains[-1])
     return r.triu() * size, mirrors, gains
 
 
-def _mirrored(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
+def _apply_reflector(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
     return x - gain * mirror @ (mirror.mT @ x)
 
 
@@ -239,7 +239,7 @@ def _mirrored(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
 def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
     """By Householder's reflections."""
     rows, columns = a.shape[-2:]
-    r, mirrors, gains = _reflected(a, quantized)
+    r, mirrors, gains = _householder_qr(a, quantized)
     q = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows)
     for mirror, gain in zip(mirrors, gains, strict=True):
         q = q - q @ mirror @ (gain * mirror.mT)
@@ -250,7 +250,7 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
 @decomposition(aten.geqrf.default, takes_quantized=True)
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """R with the mirrors below its diagonal, and their gains."""
-    r, mirrors, gains = _reflected(a, quantized)
+    r, mirrors, gains = _householder_qr(a, quantized)
     below = torch.cat(mirrors, -1).tril(-1)
     return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(gains, -1)[..., 0, :]
 
@@ -261,9 +261,9 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
     if not left:
         return ormqr(a, tau, other.mT, transpose=not transpose).mT
     rows = torch.arange(a.shape[-2])[:, None]
-    for k in _steps(a.shape[-2], tau.shape[-1], "products of mirrors")[:: 1 if transpose else -1]:
+    for k in _pivot_range(a.shape[-2], tau.shape[-1], "products of mirrors")[:: 1 if transpose else -1]:
         mirror = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
-        other = _mirrored(other, mirror, tau[..., k, None, None])
+        other = _apply_reflector(other, mirror, tau[..., k, None, None])
     return other
 
 

@@ -23,14 +23,14 @@ _LIBRARY.define("loop_out(Tensor goes_on, Tensor[] then, Tensor[] last, int loop
 LOOP_IN, LOOP_OUT = (getattr(torch.ops.arm_backend_core, name).default for name in ("loop_in", "loop_out"))
 
 
-def _one_round(
+def _run_one_iteration(
     goes_on: torch.Tensor, then: Sequence[torch.Tensor], last: Sequence[torch.Tensor], loop: int
 ) -> list[torch.Tensor]:
     return [x.clone() for x in (last if not goes_on.is_meta and not goes_on else then)]
 
 
 _LIBRARY.impl("loop_in", lambda first, loop, place: first.clone(), "CompositeExplicitAutograd")
-_LIBRARY.impl("loop_out", _one_round, "CompositeExplicitAutograd")
+_LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
 @op(LOOP_IN, kind=Kind.SHARED)

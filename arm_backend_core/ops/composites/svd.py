@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites import divisor
-from arm_backend_core.ops.composites.algebra import largest
+from arm_backend_core.ops.composites import replace_zero_by_one
+from arm_backend_core.ops.composites.linear_algebra import max_magnitude
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
-_MOST, _SWEEPS = 4, 6  #: Columns: six pairs, of twenty operators each in every sweep.
+_MAX_COLUMNS, _SWEEPS = 4, 6  #: Columns: six pairs, of twenty operators each in every sweep.
 
 
-def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
     """U * S [.., m, n], S [.., n] in order, and V [.., n, n] of a = U @ S @ V^T, m >= n."""
     m, n = a.shape[-2:]
-    if n > _MOST:
-        raise Unsupported(f"singular values or eigenvalues of more than {_MOST} ({m} x {n} matrices)")
-    most = largest(a)  # squares would leave the range
+    if n > _MAX_COLUMNS:
+        raise Unsupported(f"singular values or eigenvalues of more than {_MAX_COLUMNS} ({m} x {n} matrices)")
+    most = max_magnitude(a)  # squares would leave the range
     both = torch.cat([a / most, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
     columns = [both[..., i : i + 1] for i in range(n)]
     for p, q in list(combinations(range(n), 2)) * _SWEEPS:
@@ -32,7 +32,7 @@ def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]
         first, second, product = (
             (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
         )
-        cotangent = (second - first) / divisor(2 * product)  # of twice the angle
+        cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the angle
         size = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
         tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -size, size))
         cosine = torch.rsqrt(tangent.square() + 1)
@@ -51,10 +51,10 @@ def svd(
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
-    scaled, sizes, right = _orthogonal(a if m >= n else a.mT, descending=True)
+    scaled, sizes, right = _one_sided_jacobi(a if m >= n else a.mT, descending=True)
     if not compute_uv:
         return (nothing := torch.zeros(0, dtype=a.dtype)), sizes, nothing
-    left = scaled / divisor(sizes).unsqueeze(-2)
+    left = scaled / replace_zero_by_one(sizes).unsqueeze(-2)
     return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
 
 
@@ -64,13 +64,13 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
 
     Plus as much as makes none of them negative they are singular values.
     """
-    whole = _symmetric(a, uplo)
+    whole = _mirror_triangle(a, uplo)
     shift = whole.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
-    _, sizes, vectors = _orthogonal(whole + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
+    _, sizes, vectors = _one_sided_jacobi(whole + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
     return sizes - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
 
 
-def _symmetric(a: Tensor, uplo: str = "L") -> Tensor:
+def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
     """Of one triangle."""
     half = a.tril() if uplo == "L" else a.triu().mT
     return half + half.tril(-1).mT
@@ -81,7 +81,7 @@ def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
     """Of singular values that are above ``atol`` and ``rtol`` times the largest; the others count as 0."""
-    left, sizes, right = svd(_symmetric(a) if hermitian else a)
+    left, sizes, right = svd(_mirror_triangle(a) if hermitian else a)
     least = torch.zeros(()) if atol is None else atol.to(a.dtype)
     most = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
     known = torch.where(least > 0, 0.0, most) if rtol is None else rtol.to(a.dtype)

@@ -14,7 +14,7 @@ from arm_backend_core.tosa.graph import Value
 
 
 @dataclass(frozen=True, eq=False)
-class Fixed:
+class FixedPointQuotient:
     """x / unit as INT32 ``parts`` of 2**-bits of ``step``, which is 1 unless x / unit reaches 2**29."""
 
     parts: FixedPoint
@@ -22,7 +22,7 @@ class Fixed:
     step: float
 
     @classmethod
-    def of(cls, x: FixedPoint, unit: float = 1.0) -> Fixed:
+    def of(cls, x: FixedPoint, unit: float = 1.0) -> FixedPointQuotient:
         """x / unit, unit > 0, as finely as RESCALE takes it."""
         bits = min(29 - math.frexp(x.real_peak / unit)[1], 28)
         parts = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
@@ -49,7 +49,7 @@ class Fixed:
         return upper + between * odd
 
     def rest(self, whole: FixedPoint) -> FixedPoint:
-        """The parts that remain beyond ``whole``."""
+        """The parts that remain beyond ``rounding_rule``."""
         most = 1 << self.bits
         return (self.parts - whole.times(most).with_scale(1.0)).within(-most, most)
 
@@ -57,22 +57,24 @@ class Fixed:
         return parts.rescale(DType.INT32, 2.0**-self.bits).with_scale(1.0)
 
 
-def whole(method: Callable[[Fixed], FixedPoint]) -> Rule:
+def rounding_rule(method: Callable[[FixedPointQuotient], FixedPoint]) -> Rule:
     """The rule of a function that rounds to multiples of 10**-decimals."""
 
     def rule(cx: Context, x: Tensor, *, decimals: int = 0) -> Value:
-        fixed = Fixed.of(cx.integer(x), 10.0**-decimals)
+        fixed = FixedPointQuotient.of(cx.integer(x), 10.0**-decimals)
         return method(fixed).with_scale(fixed.step * 10.0**-decimals).to(cx.q)
 
     return rule
 
 
-def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], FixedPoint], *, rest: bool = False) -> Value:
+def divide_by_constant(
+    cx: Context, x: Tensor, y: float, method: Callable[[FixedPointQuotient], FixedPoint], *, rest: bool = False
+) -> Value:
     """x / y, rounded, or what remains of x. Where y is negative, ``method`` rounds -x / y."""
     dividend, unit = cx.integer(x), abs(y)
     if rest:  # beside a small x, what the result cannot hold is as much as y
         unit = min(unit, 2 * (dividend.real_peak + cx.q.real_peak))
-    fixed = Fixed.of(dividend, unit)
+    fixed = FixedPointQuotient.of(dividend, unit)
     result = method(fixed)
     if rest:
         return fixed.rest(result).with_scale(fixed.step * unit * 2.0**-fixed.bits).to(cx.q)
