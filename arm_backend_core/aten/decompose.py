@@ -144,7 +144,7 @@ class _Decomposer:
         if complex_numbers.concerns(node):
             return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
         record = find_composite(node)
-        if record is not None and record.stepwise:
+        if record is not None and record.emits_nodes:
             return record.decompose(writer.call, *node.args, **node.kwargs)
         rule = self._rule(node, writer.constants)
         if rule is None:

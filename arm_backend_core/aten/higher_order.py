@@ -3,8 +3,8 @@
 ``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
 Branches are functions without side effects, so that is the same program; it takes the time of both, but where the
 target has COND_IF (``tosa/passes/branches``). ``map`` and ``scan`` become their rounds, ``while_loop`` too where the
-number of these is known, else one round between marks (``ops/loop_markers``). What ``no_grad`` and a disabled ``autocast`` are
-around is written out as it is.
+number of these is known, else one round between marks (``ops/loop_markers``). What ``no_grad`` and a disabled
+``autocast`` are around is written out as it is.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 def to_bool(cx: Context, x: Tensor) -> Value:
     """Whether elements are not 0."""
-    value = x.value if x.q is None else cx.integer(x).in_steps().value
+    value = x.value if x.q is None else cx.to_fixed_point(x).to_int32().value
     if value.dtype is DType.BOOL:
         return value
     if not value.dtype.is_float and cx.target.hardware.booleans:
@@ -46,12 +46,12 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     if cx.dtype is DType.BOOL:
         return to_bool(cx, x)
     if x.q is not None:
-        return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.integer(x)), cx.dtype)
+        return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.to_fixed_point(x)), cx.dtype)
     if cx.out is not None:  # whole numbers as real ones
-        return cx.whole(x).to(cx.q)
+        return cx.integer_to_fixed_point(x).requantize(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)
-    return cx.b.cast(FloatExpr(cx.b, x.value).truncated().value, cx.dtype)
+    return cx.b.cast(FloatExpr(cx.b, x.value).trunc().value, cx.dtype)
 
 
 @decomposition(aten.to.other, aten.type_as.default)

@@ -42,19 +42,19 @@ from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite
 
 
 def find_record(node: torch.fx.Node) -> Record | None:
-    """The record by which a node's operator is lowered, None if it has none."""
+    """The record that lowers a node's operator, None if there is none."""
     record = _record(node)
     return record if isinstance(record, Record) else None
 
 
 def is_data_movement(node: torch.fx.Node) -> bool:
-    """Whether a node's operator moves elements and computes none."""
+    """Whether a node's operator only moves elements (Kind.SHARED)."""
     record = find_record(node)
     return record is not None and record.kind is Kind.SHARED
 
 
 def find_composite(node: torch.fx.Node) -> Composite | None:
-    """The record of what a node's operator is made of, None if it has none."""
+    """The decomposition of a node's operator, None if there is none."""
     record = _record(node)
     return record if isinstance(record, Composite) else None
 
@@ -67,10 +67,10 @@ def _record(node: torch.fx.Node) -> Record | Composite | None:
 
 
 def all_records() -> Mapping[OpOverload | str, Record | Composite]:
-    """Also of our own operators, and by name of those whose library may not be loaded."""
+    """All records: ATen operators, custom operators, and (by name) operators whose library may not be loaded."""
     return dict([*records().items(), *_CUSTOM.items(), *_BY_NAME.items()])
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:
-    """Every record by overload."""
+    """The records of ATen operators by overload."""
     return _RECORDS

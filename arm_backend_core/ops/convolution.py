@@ -225,7 +225,7 @@ def _dilate_kernel(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight
 
 
 for _record in (conv, conv_same, convolution, conv_transpose):
-    _record.integer(_record.lower)  # one rule: operands say whether they are quantized
+    _record.integer_rule(_record.lower)  # one rule: operands say whether they are quantized
 
 
 def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
@@ -303,7 +303,7 @@ def build_accumulator(
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # in a transposed convolution all groups share them
         scales = scales[rows]
-    return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
+    return Accumulator.of(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
 def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:

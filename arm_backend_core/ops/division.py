@@ -162,18 +162,20 @@ def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
             down = FixedPointQuotient.ceil if number < 0 else FixedPointQuotient.floor
             method = FixedPointQuotient.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
             return divide_by_constant(cx, x, number, method, rest=rest)
-        dividend, divisor = cx.integer(x), cx.integer(y).in_steps().with_scale(1.0)
-        ratio = min(dividend.scale / cx.integer(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
+        dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
+        ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
-        none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
-        right = (divisor + none).times(1 << bits)
-        whole = replace(cx, out=None, computed=DType.INT32)
+        none = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
+        right = (divisor + none).mul(1 << bits)
+        whole = replace(cx, out=None, compute_dtype=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
-            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
-        infinite = none.times(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
-        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
+            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
+                cx.q
+            )
+        infinite = none.mul(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
+        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).requantize(cx.q)
 
     return rule
 
@@ -186,6 +188,6 @@ def _scalar_value(y: Operand) -> float | None:
 
 
 for _record in (floor_divide, div_mode):
-    _record.integer(_integer_rule(_record))
+    _record.integer_rule(_integer_rule(_record))
 for _record in (remainder, fmod):
-    _record.integer(_integer_rule(_record, rest=True))
+    _record.integer_rule(_integer_rule(_record, rest=True))

@@ -40,10 +40,10 @@ def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     known = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
     if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any():  # as of a mask
         return x.value
-    right = cx.integer(y)
-    pair = cx.integer(x), right.with_scale(right.scale * abs(factor))
+    right = cx.to_fixed_point(y)
+    pair = cx.to_fixed_point(x), right.with_scale(right.scale * abs(factor))
     left, right = to_common_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
-    return (left + right if factor > 0 else left - right).to(cx.q)
+    return (left + right if factor > 0 else left - right).requantize(cx.q)
 
 
 def _apply_in_result_type(
@@ -54,7 +54,7 @@ def _apply_in_result_type(
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
         return rule(*_cast_operands(inner, x, y))
 
-    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.widened(evaluate, x, y)
+    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.compute_wide(evaluate, x, y)
 
 
 def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
@@ -72,7 +72,7 @@ def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _add_plain(cx, x, y, alpha)
 
 
-add.integer(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
+add.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
@@ -81,7 +81,7 @@ def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _add_plain(cx, x, y, -alpha)
 
 
-sub.integer(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
+sub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
 
 
 @op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
@@ -90,7 +90,7 @@ def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _add_plain(cx, y, x, -alpha)
 
 
-rsub.integer(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
+rsub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
 
 
 def _positive_factor(x: Any, y: Any) -> float | None:
@@ -111,22 +111,22 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
     return _apply_in_result_type(cx, cx.b.mul, x, y, single=True)
 
 
-@mul.integer
+@mul.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``).
 
     An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
     U85-256.
     """
-    left, right = to_common_rank(cx.integer(x), cx.integer(y))
+    left, right = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
     if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
-        left, right = left.in_int16(), right.in_int16()
+        left, right = left.to_int16(), right.to_int16()
     else:
-        left, right = left.in_steps(), right.in_steps()
+        left, right = left.to_int32(), right.to_int32()
     product = left * right
     if cx.out is None:
         return Tensor(product.value, QParams(product.scale, 0, DType.INT32, product.low, product.high))
-    return product.to(cx.q)
+    return product.requantize(cx.q)
 
 
 @op(aten.div.Tensor, aten.div.Scalar, factor=_reciprocal_factor, compute_fp32=True, **_ARITHMETIC)
@@ -137,7 +137,7 @@ def div(cx: Context, x: Operand, y: Operand) -> Value:
         return (dividend / y).value
     divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
-        grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.like(1.0))
+        grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.full_like(1.0))
         dividend, divisor = dividend * grown, divisor * grown
     return (dividend / divisor).value
 
@@ -149,7 +149,7 @@ def _may_be_tiny(divisor: Value) -> bool:
     return maker is None or maker.kind != "CLAMP" or maker.attrs["min_val"] < _TINY
 
 
-@div.integer
+@div.integer_rule
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
 
@@ -158,23 +158,23 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     is 0.
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
-    dividend, divisor = (cx.integer(z).in_steps().with_scale(1.0) for z in (x, y))
+    dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
     size = abs(divisor)
     # One step over one step, in steps of the result; and the quotient from which on results saturate.
-    unit = cx.integer(x).scale / cx.integer(y).scale / float(cx.q.scale)
+    unit = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
     most = math.ceil(2 * span / unit)
     bits = min(max(most, dividend.peak).bit_length() + 1, 62)
     if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: leave no room for larger quotients
         bits = most.bit_length() + 1
-        dividend = dividend.minimum(size.times(most).with_scale(1.0)).maximum(size.times(-most).with_scale(1.0))
+        dividend = dividend.minimum(size.mul(most).with_scale(1.0)).maximum(size.mul(-most).with_scale(1.0))
     peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
-    quotient = (dividend * divisor.sign()).times(_refined_reciprocal(size.maximum(1), cx.q.dtype), bits, peak)
-    signs = cx.integer(x).in_steps().sign().with_scale(1.0)
-    infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).with_scale(1.0) * signs
+    quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(size.maximum(1), cx.q.dtype), bits, peak)
+    signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
+    infinite = (size.maximum(1) - size).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
     total = quotient + infinite.with_scale(quotient.scale)
     # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
-    return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
+    return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).requantize(cx.q)
 
 
 def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
@@ -182,8 +182,8 @@ def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
-    rest = inverse.like(1 << 30) - inverse.times(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
-    return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
+    rest = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
+    return inverse + inverse.mul(rest.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
 def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
@@ -193,16 +193,16 @@ def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -
         return _apply_in_result_type(cx, getattr(cx.b, name), x, y, single=True)
 
     def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
-        left, right = to_common_scale(cx.integer(x), cx.integer(y), cx.q)
+        left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
         result: FixedPoint = getattr(left, name)(right)
-        return result.to(cx.q)
+        return result.requantize(cx.q)
 
     def other(cx: Context, x: Tensor, y: Tensor) -> Value:
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
-    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer(integer)
-    op(ignoring)(other).integer(integer)
+    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer_rule(integer)
+    op(ignoring)(other).integer_rule(integer)
 
 
 _register_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
@@ -218,16 +218,18 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     return (base**exponent).value
 
 
-@power.integer
+@power.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
-    base, exponent = to_common_rank(*(cx.integer(z).in_steps() for z in (x, y)))
+    base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
     steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
-    power = exponent.times(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).within(0, 1) * exponent.sign().with_scale(1.0)  # of 0 the logarithm is infinite
-    return fixed_point.exponential(power - none.times(1 << 29).with_scale(power.scale), cx.q).to(cx.q)
+    power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
+    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(
+        1.0
+    )  # of 0 the logarithm is infinite
+    return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
@@ -240,14 +242,14 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
     return cx.b.select(positive, x.value, cx.b.mul(x.value, _per_channel(cx, x, weight)))
 
 
-@prelu.integer
+@prelu.integer_rule
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """The negative part times the weight in its own steps (8 bits, as calibrated), both parts in fine steps."""
-    value = cx.integer(x).in_steps()
-    gain = cx.integer(weight).in_steps()
+    value = cx.to_fixed_point(x).to_int32()
+    gain = cx.to_fixed_point(weight).to_int32()
     gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))
     positive, negative = to_common_scale(value.maximum(0), value.minimum(0) * gain, cx.q)
-    return (positive + negative).to(cx.q)
+    return (positive + negative).requantize(cx.q)
 
 
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:

@@ -40,7 +40,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
 
 
-linear.integer(linear.lower)
+linear.integer_rule(linear.lower)
 
 
 def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
@@ -59,7 +59,7 @@ def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator
     bias = (
         np.rint((sums.offsets * sums.scales + sums.residual_bias) / real.scale).astype(np.int64).reshape(coarse.shape)
     )
-    return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
+    return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).requantize(cx.q)
 
 
 def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
@@ -70,7 +70,7 @@ def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
         return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)  # TOSA sums int8 in INT32, FP16 and BF16 in FP32
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("matrix product of an int8 and an int16 operand")
-    left, right = cx.integer(a), cx.integer(b)
+    left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
     if a.value.dtype is DType.INT16 and refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
         return _int16_matmul_by_bytes(cx, left, right)
     sums = cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point))
@@ -93,7 +93,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     def parts(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
         """High and low byte, in three NPU operations: SUB, MUL and SUB of int16 with their RESCALEs fused."""
         x = x.with_scale(1.0)
-        half = x.like(radix // 2)
+        half = x.full_like(radix // 2)
         # RESCALE rounds half up, so that (x - 128) / 256 becomes floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
         high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
@@ -121,7 +121,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     total = product(a_high, b_high, radix**2)
     for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
         total = total + product(left, right, weight)
-    return total.to(cx.q)
+    return total.requantize(cx.q)
 
 
 @op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, absorbs_activation=True)
@@ -137,7 +137,7 @@ def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     return cx.b.reshape(result, cx.shape)
 
 
-matmul.integer(matmul.lower)
+matmul.integer_rule(matmul.lower)
 
 
 def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:

@@ -51,18 +51,18 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
     def plain(cx: Context, x: Tensor, y: Operand) -> Value:
         return compare(cx, *_comparison_operands(cx, x, y))
 
-    @plain.integer
+    @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
-                cx.integer(x).rescale(DType.INT32, 2.0).value,
+                cx.to_fixed_point(x).rescale(DType.INT32, 2.0).value,
                 cx.b.const(_threshold_in_half_steps(x.q, y), DType.INT32),
             )
         one, other = (_to_exact_int32(cx, z) for z in (x, y))
         if one is not None and other is not None:
             return compare(cx, one, other)
-        left, right = to_common_scale(cx.integer(x), cx.integer(y))
+        left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y))
         return compare(cx, left.value, right.value)
 
 
@@ -97,7 +97,7 @@ def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
-@where.integer
+@where.integer_rule
 def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """Both choices in the result's parameters."""
 
@@ -120,7 +120,7 @@ def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
             return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
         return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
-    rule.integer(rule.lower)
+    rule.integer_rule(rule.lower)
 
 
 for _kind in ("and", "or", "xor"):
@@ -162,7 +162,7 @@ def logical_not(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
 
 
-logical_not.integer(logical_not.lower)
+logical_not.integer_rule(logical_not.lower)
 
 
 @op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
@@ -185,9 +185,9 @@ def isinf(cx: Context, x: Tensor) -> Value:
 
 def _all_false(cx: Context, x: Tensor) -> Value:
     """Integers stand for finite numbers alone."""
-    value = cx.integer(x).in_steps().value
+    value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)
 
 
 for _record in (isnan, isinf):
-    _record.integer(_all_false)
+    _record.integer_rule(_all_false)

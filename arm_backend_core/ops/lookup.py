@@ -46,23 +46,24 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
     angle, entries, step, lacking = _build_table(real.tobytes(), parts == 1, *form)
     if angle:
-        return _sinusoid_by_angle_addition(whole, real, angle).to(q)
+        return _sinusoid_by_angle_addition(whole, real, angle).requantize(q)
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
-        return FixedPoint(b, b.table(index, entries), low, high, step / 128).to(q)
+        return FixedPoint(b, b.table(index, entries), low, high, step / 128).requantize(q)
     # What is read other than as an int16 result, a TABLE of int16 takes six operations for.
-    total = whole.tabulated(entries, step)
+    total = whole.apply_table(entries, step)
     for middle, gain, rest in lacking:
-        near = (whole.in_steps() - middle).rescale(DType.INT16, gain, saturate=True)
+        near = (whole.to_int32() - middle).rescale(DType.INT16, gain, saturate=True)
         unit = max(float(np.abs(rest).max()), float(np.abs(np.diff(rest)).max())) / Q15_MAX  # as REQUIRE in TABLE wants
-        first, second = to_common_scale(total, near.tabulated(rest / unit, unit), q)
+        first, second = to_common_scale(total, near.apply_table(rest / unit, unit), q)
         total = first + second
-    return total.to(q)
+    return total.requantize(q)
 
 
 @lru_cache(maxsize=8)  # those of steps, and of layers alike, are the same
 def _build_table(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
-    """Of the function whose values are ``numbers``, what ``sinusoid_angle`` says; its entries, their step, and what they lack.
+    """Of the function whose values are ``numbers``, what ``sinusoid_angle`` says; its entries, their step, and what
+    they lack.
 
     ``exact``: the operand is any int16; else it meets entries. ``form``: of the result's parameters.
     """
@@ -109,12 +110,12 @@ def _sinusoid_by_angle_addition(x: FixedPoint, real: Array, angle: float) -> Fix
     following = np.append(real[1:], 2 * math.cos(angle) * real[-1] - real[-2])
     here, ahead = real[turn * 256 + 32768], following[turn * 256 + 32768]
     lines = here, (ahead - here * math.cos(angle)) / math.sin(angle), np.cos(turn * angle), np.sin(turn * angle)
-    steps, high = x.in_steps(), x.rescale(DType.INT32, 1 / 256)
-    places = [high] * 2 + [(steps - high * 256).within(-128, 128)] * 2
+    steps, high = x.to_int32(), x.rescale(DType.INT32, 1 / 256)
+    places = [high] * 2 + [(steps - high * 256).assume_range(-128, 128)] * 2
     pairs = np.stack(lines[:2]), np.stack(lines[2:])
     units = [max(float(np.abs(pair).max()), float(np.abs(np.diff(pair)).max())) / Q15_MAX for pair in pairs]
     f, g, cosine, sine = (
-        place.rescale(DType.INT16, 128.0).tabulated(line / unit, unit)
+        place.rescale(DType.INT16, 128.0).apply_table(line / unit, unit)
         for place, line, unit in zip(places, lines, np.repeat(units, 2).tolist(), strict=True)
     )
     return f * cosine + g * sine

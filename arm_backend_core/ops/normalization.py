@@ -71,7 +71,7 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset)
+    sums = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc_image(cx.b, value, value.rank)
@@ -222,4 +222,4 @@ def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> V
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
 for _record in _RECORDS:  # one rule: operands say whether they are quantized
-    _record.integer(_record.lower)
+    _record.integer_rule(_record.lower)

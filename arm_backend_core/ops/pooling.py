@@ -156,7 +156,7 @@ def avg_pool(
 def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
     whole = image.shape[1:3] == window.kernel and not any(window.pad)
     if whole and q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, q, (1, 2), q, alone=is_sole_reader(cx.node))
+        result = spatial_mean(cx.b, image, q, (1, 2), q, sole_reader=is_sole_reader(cx.node))
         if result is not None:
             return result
     zero = q.zero_point if q else 0
@@ -183,7 +183,7 @@ def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Val
     return _adaptive_avg_pool(cx, x, len(output_size))
 
 
-adaptive_avg_pool.integer(adaptive_avg_pool.lower)
+adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
 def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:

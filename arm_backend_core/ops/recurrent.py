@@ -40,13 +40,13 @@ class Cell:
             left, to the new states.
         order: gates in PyTorch's parameters, in the order that ``step`` takes them in.
         groups: how many of them go through one function: it is one table.
-        adds: whether the states' share is only added to the input's: its bias is then added to the other.
+        merges_biases: whether the states' share is only added to the input's: its bias is then added to the other.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
     order: tuple[int, ...]
     groups: tuple[int, ...]
-    adds: bool = True
+    merges_biases: bool = True
 
 
 def _lstm(ifo: Tensor, g: Tensor, h: Tensor, c: Tensor, weight: Tensor, *projection: Tensor) -> tuple[Tensor, ...]:
@@ -69,7 +69,7 @@ def _tanh(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (torch.tanh(x + F.linear(h, weight)),)
 
 
-_LSTM, _GRU = Cell(_lstm, (0, 1, 3, 2), (3, 1)), Cell(_gru, (0, 1, 2), (2, 1), adds=False)
+_LSTM, _GRU = Cell(_lstm, (0, 1, 3, 2), (3, 1)), Cell(_gru, (0, 1, 2), (2, 1), merges_biases=False)
 _RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu(x + F.linear(h, w)),), (0,), (1,))
 
 
@@ -113,7 +113,7 @@ def _split_parameters(
     if list(cell.order) != sorted(cell.order):
         known[:count] = [call(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
     of_input, of_state, projection = known[:count:2], known[1:count:2], known[count:]
-    if biases and cell.adds:
+    if biases and cell.merges_biases:
         of_input[1] = call(torch.add, of_input[1], of_state.pop())
     return of_input, [*of_state, *projection]
 
@@ -158,7 +158,7 @@ def _unroll_layers(
     return (x, *(call(_stack, *end, dim=0) for end in ends))
 
 
-@decomposition(aten.lstm.input, stepwise=True)
+@decomposition(aten.lstm.input, emits_nodes=True)
 def lstm(call: NodeEmitter, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
     """aten.lstm.input."""
     return _unroll_layers(call, _LSTM, x, states, *rest)
@@ -168,9 +168,9 @@ def _single_state_rule(cell: Cell) -> Callable[..., tuple[Node, ...]]:
     return lambda call, x, state, *rest: _unroll_layers(call, cell, x, [state], *rest)
 
 
-decomposition(aten.gru.input, stepwise=True)(_single_state_rule(_GRU))
-decomposition(aten.rnn_tanh.input, stepwise=True)(_single_state_rule(_RNN_TANH))
-decomposition(aten.rnn_relu.input, stepwise=True)(_single_state_rule(_RNN_RELU))
+decomposition(aten.gru.input, emits_nodes=True)(_single_state_rule(_GRU))
+decomposition(aten.rnn_tanh.input, emits_nodes=True)(_single_state_rule(_RNN_TANH))
+decomposition(aten.rnn_relu.input, emits_nodes=True)(_single_state_rule(_RNN_RELU))
 
 
 def _cell_rule(cell: Cell) -> Callable[..., Any]:
@@ -190,7 +190,7 @@ def _add_time_axis(x: Tensor) -> Tensor:
     return x.unsqueeze(0)
 
 
-decomposition(aten.lstm_cell.default, stepwise=True)(_cell_rule(_LSTM))
-decomposition(aten.gru_cell.default, stepwise=True)(_cell_rule(_GRU))
-decomposition(aten.rnn_tanh_cell.default, stepwise=True)(_cell_rule(_RNN_TANH))
-decomposition(aten.rnn_relu_cell.default, stepwise=True)(_cell_rule(_RNN_RELU))
+decomposition(aten.lstm_cell.default, emits_nodes=True)(_cell_rule(_LSTM))
+decomposition(aten.gru_cell.default, emits_nodes=True)(_cell_rule(_GRU))
+decomposition(aten.rnn_tanh_cell.default, emits_nodes=True)(_cell_rule(_RNN_TANH))
+decomposition(aten.rnn_relu_cell.default, emits_nodes=True)(_cell_rule(_RNN_RELU))

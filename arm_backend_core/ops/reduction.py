@@ -46,7 +46,7 @@ def at_least_1d(cx: Context, x: Tensor) -> Tensor:
 def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     """Mean with the axes kept as size 1."""
     if x.q is not None:
-        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, alone=is_sole_reader(cx.node))
+        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, sole_reader=is_sole_reader(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)
@@ -62,7 +62,7 @@ def mean(
     return cx.b.reshape(reduce_mean(cx, x, _normalize_axes(x, dim)), cx.shape)
 
 
-mean.integer(mean.lower)
+mean.integer_rule(mean.lower)
 
 
 @op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, compute_fp32=True)
@@ -77,7 +77,7 @@ def sum_(
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
 
 
-@sum_.integer
+@sum_.integer_rule
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -144,7 +144,7 @@ def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
 
 
 for _record in (var, std):
-    _record.integer(_record.lower)
+    _record.integer_rule(_record.lower)
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
@@ -153,7 +153,7 @@ def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
-        return cx.b.reshape(fixed_point.largest(cx.b, x.value, x.q, axes[0]), cx.shape)
+        return cx.b.reshape(fixed_point.maximum(cx.b, x.value, x.q, axes[0]), cx.shape)
     return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 
@@ -170,7 +170,7 @@ def _register_any_or_all(kind: str, *overloads: OpOverload) -> None:
         x = at_least_1d(cx, Tensor(to_bool(cx, x)))
         return cx.b.reshape(_reduce(cx, kind, x.value, _normalize_axes(x, dim)), cx.shape)
 
-    rule.integer(rule.lower)
+    rule.integer_rule(rule.lower)
 
 
 _register_any_or_all("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
@@ -185,7 +185,7 @@ def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = Fals
     return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
 
 
-@product.integer
+@product.integer_rule
 def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """The signs' product times exp of the sum of logarithms: values may differ by more than 32 bits hold."""
     x = at_least_1d(cx, x)
@@ -193,11 +193,11 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     if count == 1:
         return cx.b.reshape(cx.requantize(x, cx.q), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
-    element = cx.integer(x).in_steps()
+    element = cx.to_fixed_point(x).to_int32()
     element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))
     log = fixed_point.logarithm(abs(element).with_scale(1.0).maximum(1))
     log = log + round(math.log(element.scale) / log.scale)
-    total = log.times(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
+    total = log.mul(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
     signs = element.sign().with_scale(1.0)
     while count > 1:
         half = count // 2
@@ -205,7 +205,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
         odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
         signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *odd], 1)), half + len(odd)
     size = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
-    return cx.b.reshape((size * signs).to(cx.q), cx.shape)
+    return cx.b.reshape((size * signs).requantize(cx.q), cx.shape)
 
 
 @op(aten.argmax.default)
@@ -219,4 +219,4 @@ def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False
     return reshape_indices(cx, cx.b.argmax(value, value.rank - 1), cx.shape)
 
 
-argmax.integer(argmax.lower)
+argmax.integer_rule(argmax.lower)

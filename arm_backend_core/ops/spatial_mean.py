@@ -26,12 +26,14 @@ _CHANNELS_AT_ONCE = 16
 """Channels that an Ethos-U works on at once."""
 
 
-def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, alone: bool) -> Value | None:
+def spatial_mean(
+    b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, sole_reader: bool
+) -> Value | None:
     """Mean of int8 or int16 ``x`` over one or two neighbouring ``axes``, kept with size 1; in parameters ``out``.
 
     Args:
-        alone: nothing else reads ``x``. A view of what others read too may be a copy on an Ethos-U, and so is that of
-            a SLICE, which a convolution reads in place.
+        sole_reader: nothing else reads ``x``. A view of what others read too may be a copy on an Ethos-U, and so is
+            that of a SLICE, which a convolution reads in place.
 
     Between the passes sums are int16: exact where they fit, else an error of at most 2**-9 of an int8 step.
 
@@ -51,7 +53,7 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
     sliced = x.producer is not None and x.producer.kind == "SLICE"
-    result = _mean_by_convolutions(b, image, q, out, alone and not sliced)
+    result = _mean_by_convolutions(b, image, q, out, sole_reader and not sliced)
     kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept)  # only the channel is left, so order does not matter
 
@@ -77,7 +79,7 @@ def _split_length(size: int, longest: int) -> list[int]:
     return [(size + i) // count for i in reversed(range(count))]
 
 
-def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> Value:
+def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, sole_reader: bool) -> Value:
     """Mean of rows, then of columns; of both at once where a kernel is long enough. image [N, H, W, C].
 
     A kernel sums one part of an axis that is longer than itself, and the parts' sums are summed again. They lie side
@@ -89,7 +91,7 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, al
     x = FixedPoint.of(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).
-    free = alone and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
+    free = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
     lengths = [height * width] if free and height * width <= longest else [n for n in (height, width) if n > 1]
     for length in lengths:
         if free or x.value is not image:
@@ -108,7 +110,7 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, al
             joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
             bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may be rounded to more
             x = FixedPoint(b, joined, -bound, bound, x.scale / step)
-    return x.to(out)
+    return x.requantize(out)
 
 
 def _group_channels(row: int, channels: int) -> tuple[int, int]:

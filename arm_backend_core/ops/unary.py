@@ -45,12 +45,12 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
             return formula(*floats, **kwargs).value
 
         if cx.dtype in (DType.INT8, DType.INT16):
-            return cast(Value, cx.widened(evaluate, *args, **kwargs))
+            return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
         mark = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
         if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds once in any type
             del cx.b.graph.ops[mark:]
-            result = cx.widened(evaluate, *args, **kwargs)
+            result = cx.compute_wide(evaluate, *args, **kwargs)
         return result
 
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
@@ -247,13 +247,13 @@ def _round_decimals(x: FloatExpr, *, decimals: int) -> FloatExpr:
 
 def _sign(x: FloatExpr) -> FloatExpr:
     """0 for what is not a number, as in PyTorch."""
-    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.like(0.0)))
+    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.full_like(0.0)))
 
 
 def _power(x: FloatExpr, exponent: float) -> FloatExpr:
     """Whole exponents by squaring, which is right for negative x too; by logarithm otherwise."""
     if exponent == 0:
-        return x.equal(x).where(1.0, x.like(1.0))
+        return x.equal(x).where(1.0, x.full_like(1.0))
     if abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
     if not math.isfinite(exponent):
@@ -286,7 +286,7 @@ def _nan_to_num(
 ) -> FloatExpr:
     if not x.value.dtype.is_float:
         return x  # whole numbers are all finite
-    largest = x.largest
+    largest = x.max_finite
     known = x.equal(x).where(x, 0.0 if nan is None else nan)
     below = known.greater(largest).where(largest if posinf is None else posinf, known)
     return below.less(-largest).where(-largest if neginf is None else neginf, below)
@@ -311,7 +311,7 @@ def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted
         if n <= 0:
             return _power(x, 0) * (0.0 if n < 0 else 1.0)
         y = 2 * x - 1 if shifted else x
-        before, now = y.like(1.0), first(y)
+        before, now = y.full_like(1.0), first(y)
         for k in range(1, n):
             before, now = now, step(y, k, now, before)
         return now
@@ -373,22 +373,22 @@ unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).w
 
 unary(aten.abs.default, abs)
 unary(aten.neg.default, lambda x: -x)
-unary(aten.sign.default, _sign, is_discontinuous=True).integer(
-    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+unary(aten.sign.default, _sign, is_discontinuous=True).integer_rule(
+    lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.sgn.default, _sign, is_discontinuous=True).integer(
-    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+unary(aten.sgn.default, _sign, is_discontinuous=True).integer_rule(
+    lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer(
+unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.floor)
 )
-unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer(
+unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer_rule(
     rounding_rule(FixedPointQuotient.ceil)
 )
-unary(aten.round.default, _round, is_discontinuous=True).integer(rounding_rule(FixedPointQuotient.round))
-unary(aten.round.decimals, _round_decimals, is_discontinuous=True).integer(rounding_rule(FixedPointQuotient.round))
-unary(aten.trunc.default, FloatExpr.truncated, is_discontinuous=True).integer(rounding_rule(FixedPointQuotient.trunc))
-unary(aten.frac.default, lambda x: x - x.truncated(), is_discontinuous=True).integer(
+unary(aten.round.default, _round, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.round))
+unary(aten.round.decimals, _round_decimals, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.round))
+unary(aten.trunc.default, FloatExpr.trunc, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.trunc))
+unary(aten.frac.default, lambda x: x - x.trunc(), is_discontinuous=True).integer_rule(
     lambda cx, x: divide_by_constant(cx, x, 1.0, FixedPointQuotient.trunc, rest=True)
 )
 unary(aten.nan_to_num.default, _nan_to_num)

@@ -26,10 +26,10 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
     result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits.
     """
     zeros, mantissa = _normalize(v)
-    inverse = mantissa.tabulated((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
-    wide = inverse.rescale(I32, 1.0).shifted_left(15)
+    inverse = mantissa.apply_table((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
+    wide = inverse.rescale(I32, 1.0).shift_left(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
-    return wide.shifted_right(zeros.like(31) - zeros).within(0, peak).with_scale(2.0**-30)
+    return wide.shift_right(zeros.full_like(31) - zeros).assume_range(0, peak).with_scale(2.0**-30)
 
 
 def rsqrt(v: FixedPoint) -> FixedPoint:
@@ -41,17 +41,17 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     """
     assert v.high < 1 << 30
     less = v.leading_zeros() - 1
-    steps = less.shifted_right(less.like(1)) - 1  # (z - 1 + 1) >> 1, less one
-    normalized = v.with_scale(1.0).shifted_left(steps + steps, (1 << 30) - 1).within(1 << 28, 1 << 30)
+    steps = less.shift_right(less.full_like(1)) - 1  # (z - 1 + 1) >> 1, less one
+    normalized = v.with_scale(1.0).shift_left(steps + steps, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
-    root = index.tabulated((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
+    root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
     peak = math.ceil((1 << 29) / math.sqrt(v.low) * (1 + 2.0**-13))
-    return root.rescale(I32, 1.0).shifted_left(steps, peak).with_scale(2.0**-29)
+    return root.rescale(I32, 1.0).shift_left(steps, peak).with_scale(2.0**-29)
 
 
 def sqrt(v: FixedPoint) -> FixedPoint:
     """Square root in steps of 2**-14, int32, for int32 v in [0, 2**30): as exact as ``rsqrt``."""
-    root = v.with_scale(1.0).times(rsqrt(v.maximum(1)), 15, peak=math.isqrt(v.high << 28) + (1 << 16))
+    root = v.with_scale(1.0).mul(rsqrt(v.maximum(1)), 15, peak=math.isqrt(v.high << 28) + (1 << 16))
     return root.with_scale(2.0**-14)
 
 
@@ -61,8 +61,8 @@ def logarithm(v: FixedPoint) -> FixedPoint:
     ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
     """
     zeros, mantissa = _normalize(v)
-    fraction = mantissa.tabulated(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
-    octaves = (zeros.like(31) - zeros).times(round(math.log(2) * (1 << 20)))
+    fraction = mantissa.apply_table(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
+    octaves = (zeros.full_like(31) - zeros).mul(round(math.log(2) * (1 << 20)))
     return fraction.rescale(I32, 32.0) + octaves.with_scale(2.0**-20)
 
 
@@ -74,7 +74,7 @@ def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
     if v.scale < half * 2.0**-24:  # steps that count for nothing, of which the middle has more than INT32 holds
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
-    return index.tabulated(np.exp(middle + POINTS / Q15_MAX * half) / most * Q15_MAX, most / Q15_MAX)
+    return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / most * Q15_MAX, most / Q15_MAX)
 
 
 _OCTAVE = 1.5 + POINTS / 65536
@@ -84,5 +84,5 @@ def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
     """Leading zeros, and the int16 index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
     assert v.low >= 1
     zeros = v.leading_zeros()
-    normalized = v.with_scale(1.0).shifted_left(zeros - 1, (1 << 31) - 1).within(1 << 30, 1 << 31)
+    normalized = v.with_scale(1.0).shift_left(zeros - 1, (1 << 31) - 1).assume_range(1 << 30, 1 << 31)
     return zeros, (normalized - (3 << 29)).rescale(I16, 2.0**-14, saturate=True)

@@ -40,7 +40,7 @@ def layer_norm(
         Unsupported: x is neither int8 nor int16.
     """
     rows = ReductionView.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
-    gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
+    gain, offset = (None if p is None else rows.broadcast_weights(p) for p in (weight, bias))
     return rows.restore(_apply_affine(_standardize(rows, eps, out, centre=centre), gain, offset, out))
 
 
@@ -69,17 +69,17 @@ def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: 
     result's step is fine enough for both roundings: Ethos-U55 narrows a sum on its way; to scale it costs 1.25 cycles.
     """
     if weight is None and bias is None:
-        return x.to(out)
+        return x.requantize(out)
     factors = np.ones((1,) * x.value.rank) if weight is None else weight
     peak = max(float(np.abs(factors).max()), 1e-30)
     if bias is not None:  # a bias beyond what x * weight can reach coarsens the step
         peak = max(peak, float(np.abs(bias).max()) / (x.scale * (1 << 30)))
     step = max(2.0 * peak * x.scale, float(out.scale) if bias is not None and out.dtype is DType.INT16 else 0.0)
     unit = step / x.scale * 2.0**-31
-    y = x.times(FixedPoint.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
+    y = x.mul(FixedPoint.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
     if bias is not None:
         y = y + FixedPoint.const(x.b, np.rint(bias / y.scale).astype(np.int64), I32, y.scale)
-    return y.to(out)
+    return y.requantize(out)
 
 
 def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
@@ -90,16 +90,16 @@ def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool)
     if rows.x.dtype is DType.INT8:
         return _standardize_int8(rows, floor, centre=centre)
     energy = Energy.of(rows, centre=centre, floor=floor)
-    v = (energy.squares + energy.scaled(floor)).maximum(1)
+    v = (energy.squares + energy.scaled_floor(floor)).maximum(1)
     # c / sqrt(sum(c * c)) is 1 at most.
-    y = energy.shifted.times(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
+    y = energy.shifted.mul(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
     return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
 
 
 def _standardize_by_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
-    x = rows.x.with_scale(1.0).widened(bits)
+    x = rows.x.with_scale(1.0).mul_power_of_two(bits)
     if centre:
         x = x - rows.mean(bits).with_scale(x.scale)
     elif rows.zero_point:
@@ -120,16 +120,16 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
     up = bits + round(math.log2(squares.scale))  # a sum of parts may count in larger steps
-    scaled = squares.shifted_left(up) if up > 0 else squares.shifted_right(-up) if up else squares
+    scaled = squares.shift_left(up) if up > 0 else squares.shift_right(-up) if up else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
-        difference = scaled - total.times(mean22, 22 - bits)
-        return difference.within(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
+        difference = scaled - total.mul(mean22, 22 - bits)
+        return difference.assume_range(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
     unit = 2.0**-bits
     times = -2 * rows.zero_point
-    cross = (total.times(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).with_scale(unit)
+    cross = (total.mul(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).with_scale(unit)
     square = scaled + cross + round(n * rows.zero_point**2 * 2.0**bits)
-    return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
+    return square.assume_range(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
 def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
@@ -145,15 +145,15 @@ def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fix
     v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
-    product = x.widened(6).times(g, shift + 6)
+    product = x.mul_power_of_two(6).mul(g, shift + 6)
     if centre:
         mean = total.with_scale(n).rescale(I32, (1 << 13) / n)
-        product = product - mean.times(g, shift + 13).with_scale(product.scale)
+        product = product - mean.mul(g, shift + 13).with_scale(product.scale)
     elif rows.zero_point:
-        product = product - g.like(rows.zero_point << 6).times(g, shift + 6).with_scale(product.scale)
+        product = product - g.full_like(rows.zero_point << 6).mul(g, shift + 6).with_scale(product.scale)
     scale = math.sqrt(n * 2.0**bits) * 2.0 ** (shift - 29)
     peak = math.ceil(1.01 * math.sqrt(n) / scale) + (1 << 16)  # |x - mean| <= sqrt(n) * deviation, and roundings
-    return product.within(-peak, peak).with_scale(scale)
+    return product.assume_range(-peak, peak).with_scale(scale)
 
 
 # -- int16 ---------------------------------------------------------------------------------------------------
@@ -192,31 +192,31 @@ class Energy:
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
         most = min(28, -(exponent + 2 * bits - drop) // 2)
         more = 2 - bits if bits < 0 and most >= 2 - bits else 0  # what ``shift`` can do without
-        fine = x.widened(bits + more)
+        fine = x.mul_power_of_two(bits + more)
         if centre and bits < 0:
             fine = fine - rows.mean(bits + more)
         elif centre:
             total = rows.sum_of(fine)
             fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
-        c = fine.shifted_right(more) if more else fine
+        c = fine.shift_right(more) if more else fine
         shift = _normalizing_shift(abs(c), rows, bool(more)).minimum(most).maximum(more)
-        shifted = fine.with_scale(1.0).shifted_left(shift - more, 1 << 29)
-        squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
+        shifted = fine.with_scale(1.0).shift_left(shift - more, 1 << 29)
+        squares = rows.sum_of(shifted.mul(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
-    def scaled(self, floor: float) -> FixedPoint:
+    def scaled_floor(self, floor: float) -> FixedPoint:
         """n * floor in the units of ``squares``: a mantissa that follows the shift of each row."""
         exponent, mantissa = _mantissa_and_exponent(self.n, floor)
         exponent += 2 * self.bits - self.drop
-        falls = self.shift.like(-exponent) - (self.shift + self.shift)
+        falls = self.shift.full_like(-exponent) - (self.shift + self.shift)
         falls = falls.minimum(31).maximum(0)
         whole = FixedPoint.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
-        return whole.shifted_right(falls).with_scale(self.squares.scale)
+        return whole.shift_right(falls).with_scale(self.squares.scale)
 
     def root(self) -> FixedPoint:
         """sqrt(sum(c * c)) in steps of x."""
         root = sqrt(self.squares.with_scale(1.0))  # 2**shift times as much, in steps of c
-        return root.shifted_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
+        return root.shift_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
 def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
@@ -227,7 +227,7 @@ def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> 
         return zeros - 3
     most = rows.max_of(size)
     both = zeros + (most + 1 if rounded else most).leading_zeros()
-    return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
+    return (both - 8).maximum(0).shift_right(both.full_like(1))  # (both - 7) // 2: M * A is below 2**57
 
 
 def _mantissa_and_exponent(n: int, floor: float) -> tuple[int, int]:

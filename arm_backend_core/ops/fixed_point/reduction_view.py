@@ -76,7 +76,7 @@ class ReductionView:
         y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
         return self.x.b.transpose(y, [self.order.index(axis) for axis in range(len(self.order))])
 
-    def along(self, weights: Array) -> Array:
+    def broadcast_weights(self, weights: Array) -> Array:
         """Weights of the reduced axes in a shape that broadcasts against the view."""
         first = self.axis - (self.parts > 1)
         shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
@@ -104,18 +104,18 @@ class ReductionView:
         return total.rescale(I32, factor).with_scale(2.0**-bits)
 
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
-        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``FixedPoint.times``.
+        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``FixedPoint.mul``.
 
         Ethos-U adds two elements in a fifth of REDUCE_SUM's cycles (U85: a fortieth), and of tensors of any size. Where
         the sum of ``parts`` could exceed 32 bits, theirs are counted in larger steps.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
-            total = x.in_steps().sum(self.axis, peak)
+            total = x.to_int32().sum(self.axis, peak)
             if self.parts == 1:
                 return total
             bits = 0 if peak is not None else (total.peak * self.parts).bit_length() - 30
-            return (total.shifted_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
-        first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).in_steps() for start in (0, 1))
+            return (total.shift_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
+        first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).to_int32() for start in (0, 1))
         return first + second
 
 
@@ -126,6 +126,6 @@ def maximum_along(x: FixedPoint, axis: int) -> FixedPoint:
     """
     while (n := x.shape[axis]) > 1:
         half = (n + 1) // 2
-        first, second = (replace(x, value=x.b.narrow(x.value, axis, start, half)).in_steps() for start in (0, n - half))
+        first, second = (replace(x, value=x.b.narrow(x.value, axis, start, half)).to_int32() for start in (0, n - half))
         x = first.maximum(second) if x.dtype is I32 else first.maximum(second).rescale(x.dtype, 1.0)
     return x

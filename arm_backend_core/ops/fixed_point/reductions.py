@@ -57,10 +57,10 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     if q.dtype is DType.INT8:
         squares, bits = _squared_deviations_int8(rows)
     else:
-        x2 = rows.x.with_scale(1.0).widened(2)
+        x2 = rows.x.with_scale(1.0).mul_power_of_two(2)
         c = x2 - rows.mean(2).with_scale(x2.scale)  # Q2, up to 2**18
         bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
-        squares = rows.sum_of(c.times(c, 4 - bits), peak=1 << 30)
+        squares = rows.sum_of(c.mul(c, 4 - bits), peak=1 << 30)
     squares = squares.with_scale(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
     if squares.scale > float(out.scale) and q.dtype is DType.INT16:
         raise Unsupported(
@@ -95,4 +95,4 @@ def _squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
 def _restore_axes(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
     """The result of a reduction, its axes with size 1."""
     axes = [axis % x.rank for axis in axes]
-    return y.b.reshape(y.to(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])
+    return y.b.reshape(y.requantize(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

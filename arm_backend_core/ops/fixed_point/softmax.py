@@ -37,11 +37,11 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     rows = ReductionView.of(b, x, q, (axis,), "softmax")
     _require_step(out, 2.0**-16, "softmax")
     if rows.n == 1:
-        return rows.restore(_constant_result(rows, 1).to(out))
+        return rows.restore(_constant_result(rows, 1).requantize(out))
     grid, e, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
     k = grid.least * Q15_MAX
     r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).with_scale(grid.one / k)
-    return rows.restore((e * r).to(out))
+    return rows.restore((e * r).requantize(out))
 
 
 def _constant_result(rows: ReductionView, number: int) -> FixedPoint:
@@ -58,7 +58,7 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     """
     rows = ReductionView.of(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
-        return rows.restore(_constant_result(rows, 0).to(out))
+        return rows.restore(_constant_result(rows, 0).requantize(out))
     grid, _, total = _exponentials(rows, precise=out.dtype is not DType.INT8)
     scale = float(q.scale)
     unit = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
@@ -66,7 +66,7 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     log_sum = logarithm(total)
     log_sum = log_sum - round(math.log(grid.one) * (1 << 20))
     offset = _to_unit(grid.reference, scale, unit) + _to_unit(log_sum, 2.0**-20, unit)
-    return rows.restore((_to_unit(rows.x, scale, unit) - offset).to(out))
+    return rows.restore((_to_unit(rows.x, scale, unit) - offset).requantize(out))
 
 
 def _require_step(out: QParams, step: float, operator: str) -> None:
@@ -115,7 +115,7 @@ class _ExpTableIndex:
         x = self.rows.x.sub_zero_point(zero_point).rescale(I32, gain)
         start = self.start.sub_zero_point(zero_point).rescale(I32, self.stride * gain)
         index = (x.with_scale(1.0) - start.with_scale(1.0)).rescale(I16, self.factor / gain, saturate=True)
-        return index.tabulated(values, 1 / self.one)
+        return index.apply_table(values, 1 / self.one)
 
 
 def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
@@ -129,7 +129,11 @@ def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex
     )
     value = grid.table(grid.exact, 0)
     # The maximum's own exponential is in the sum; the few hundredths are for what entries are rounded.
-    return grid, value, _sum_exponentials(grid, value, split).within(max(1, int(0.98 * grid.least)), (1 << 31) - 1)
+    return (
+        grid,
+        value,
+        _sum_exponentials(grid, value, split).assume_range(max(1, int(0.98 * grid.least)), (1 << 31) - 1),
+    )
 
 
 def _sum_exponentials(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:

@@ -109,7 +109,8 @@ class Operator:
         moves: elements are copied, never computed with.
         per_dimension: attributes with an entry (or a pair of them) for each dimension, result and operand alike.
         variadic: any number of operands of the row's one type.
-        mark: no operator of TOSA's but a part of one (``ops/loop_markers``); operands besides the first may be of any type.
+        mark: no operator of TOSA's but a part of one (``ops/loop_markers``); operands besides the first may be of any
+            type.
     """
 
     kind: str
