@@ -77,8 +77,7 @@ class FixedPoint:
             raise OverflowError(f"a constant has values in [{low}, {high}], which exceeds {dtype.value}")
         return cls(b, b.const(numbers, dtype), low, high, scale)
 
-    # -- properties and views
-    # ---------------------------------------------------------------------------------------------------
+    # -- properties and views ------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> DType:

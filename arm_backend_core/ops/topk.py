@@ -1,6 +1,7 @@
-"""The largest or smallest elements along a dimension.
+"""topk: the largest or smallest elements along a dimension.
 
-TOSA sorts nothing. A few are searched for one by one, each in what is left; among few, each counts those ahead of it.
+TOSA has no sort. A small k is selected iteratively: each step finds the extreme of the remaining elements. For a short
+dimension each element's rank is the number of elements that come before it.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_MAX_SEQUENTIAL = 5  #: each costs eight operators on the whole tensor
-#: Among so many elements, and among more up to so many pairs, all are compared where more are wanted. Of 1024 elements
-#: the CPU is faster, and of 8192 there are too many.
+_MAX_SEQUENTIAL = 5  #: each element costs eight operators on the whole tensor
+#: A larger k is selected by rank, which compares all pairs: for up to _MAX_RANKED elements along the dimension, or up
+#: to _MAX_PAIRS pairs in all. With 1024 elements the CPU is faster; with 8192 there are too many pairs.
 _MAX_RANKED, _MAX_PAIRS = 64, 1 << 18
 
 
 @op(aten.topk.default, kind=Kind.SHARED)
 def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
-    """Values and int32 indices in order, of equal elements the first; not a number counts as the largest."""
+    """Values and int32 indices in order. Equal elements keep their order; NaN counts as the largest."""
     b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
     if k > _MAX_SEQUENTIAL and n > _MAX_RANKED and x.value.size * n > _MAX_PAIRS:
-        most = f"{_MAX_SEQUENTIAL} at most, any number among {_MAX_RANKED} or where rows times elements times elements are {_MAX_PAIRS}"
-        raise Unsupported(f"topk of {k} among {n} elements ({most}); take fewer")
-    elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
+        limit = f"k is at most {_MAX_SEQUENTIAL}, unless there are at most {_MAX_RANKED} elements or {_MAX_PAIRS} pairs"
+        raise Unsupported(f"topk of {k} among {n} elements ({limit}); use a smaller k")
+    elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # EQUAL takes no narrower type
     number = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     found = (_select_by_rank if k > _MAX_SEQUENTIAL or n <= 8 * k else _select_iteratively)(
         b, elements, number, k, axis, largest
@@ -43,7 +44,7 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
 
 
 def _select_iteratively(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Values and places of the first ``k`` in order: each is the extreme of what is left."""
+    """Values and indices of the first ``k`` in order: each is the extreme of the remaining elements."""
     n = x.shape[axis]
     places = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), number)
     left = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
@@ -57,7 +58,7 @@ def _select_iteratively(b: Builder, x: Value, number: DType, k: int, axis: int, 
 
 
 def _select_by_rank(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Values and places of the first ``k`` in order: the element that so many others are ahead of."""
+    """Values and indices of the first ``k`` in order: an element's rank is the number of elements before it."""
     last = [*(i for i in range(x.rank) if i != axis), axis]
     lead, n = x.size // x.shape[axis], x.shape[axis]
     front = b.transpose(x, last)
@@ -78,13 +79,13 @@ def _select_by_rank(b: Builder, x: Value, number: DType, k: int, axis: int, larg
 
 
 def _masked_extreme(b: Builder, x: Value, left: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
-    """The largest or smallest of the elements that are ``left``, and those that equal it."""
+    """The largest or smallest of the elements that are ``left``, and the mask of elements that equal it."""
     if not x.dtype.is_float:
         low, high = x.dtype.range
         value = b.reduce(*_mask_candidates(b, x, left, low if largest else high, largest), axis)
         return value, b.bitwise("LOGICAL_AND", left, b.compare("EQUAL", x, value))
     numbers = b.compare("EQUAL", x, x)
-    if largest:  # REDUCE_MAX gives NaN where there is one
+    if largest:  # REDUCE_MAX returns NaN if there is one
         value = b.reduce(*_mask_candidates(b, x, left, -math.inf, largest), axis)
         alike = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", numbers))
         return value, b.bitwise("LOGICAL_AND", left, alike)

@@ -1,6 +1,7 @@
-"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, by a table of the mantissa; exp(v).
+"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers by a table of the mantissa; exp(v) by one table.
 
-Real numbers are those of the integers alone: v counts in steps of one, whatever its scale.
+Except for exp, the functions work on the integers and ignore the scale of v. Formats are written as Qn: n fractional
+bits.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
 from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32
-#: Where a table of int16 is given: every 128th value, and the one beyond the last.
+#: The 513 sampling points of an int16 TABLE: every 128th value, and the one beyond the last.
 POINTS = np.arange(-32768, 32769, 128, dtype=np.float64)
 
 
 def reciprocal(v: FixedPoint) -> FixedPoint:
-    """1 / v in steps of 2**-30, int32, for int32 v in [1, 2**31).
+    """1 / v in Q30, int32, for int32 v in [1, 2**31).
 
-    v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. 1 / m in Q15 comes from a 513-entry
-    table; its index, entries and interpolation are each rounded, together 2**-14 of the result at most. The
-    result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits.
+    v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. A 513-entry table gives 1 / m in Q15. Its index,
+    entries and interpolation are each rounded; the relative error is at most 2**-14 in total. The result is the table's
+    value * 2**(z - 16), rounded, so a v near 2**30 has few significant bits.
     """
     zeros, mantissa = _normalize(v)
     inverse = mantissa.apply_table((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
-    wide = inverse.rescale(I32, 1.0).shift_left(15)
+    shifted = inverse.rescale(I32, 1.0).shift_left(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
-    return wide.shift_right(zeros.full_like(31) - zeros).assume_range(0, peak).with_scale(2.0**-30)
+    return shifted.shift_right(zeros.full_like(31) - zeros).assume_range(0, peak).with_scale(2.0**-30)
 
 
 def rsqrt(v: FixedPoint) -> FixedPoint:
-    """1 / sqrt(v) in steps of 2**-29, int32, for int32 v in [1, 2**30).
+    """1 / sqrt(v) in Q29, int32, for int32 v in [1, 2**30).
 
-    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4 and h half the leading zeros, rounded down. 1 / sqrt(m) in Q15
-    comes from a table; index, entries and interpolation are each rounded, together 2**-14 of the result at
-    most. The shift to the left by h - 1 is exact, so small and large v come out alike.
+    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4, where h is half the leading zeros, rounded down. A table gives
+    1 / sqrt(m) in Q15. Index, entries and interpolation are each rounded; the relative error is at most 2**-14 in
+    total. The left shift by h - 1 is exact, so the relative error does not depend on v.
     """
     assert v.high < 1 << 30
     less = v.leading_zeros() - 1
@@ -50,15 +51,16 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
 
 
 def sqrt(v: FixedPoint) -> FixedPoint:
-    """Square root in steps of 2**-14, int32, for int32 v in [0, 2**30): as exact as ``rsqrt``."""
+    """Square root of v in Q14, int32, for int32 v in [0, 2**30), with the relative error of ``rsqrt``."""
     root = v.with_scale(1.0).mul(rsqrt(v.maximum(1)), 15, peak=math.isqrt(v.high << 28) + (1 << 16))
     return root.with_scale(2.0**-14)
 
 
 def logarithm(v: FixedPoint) -> FixedPoint:
-    """ln(v) in steps of 2**-20, int32, for int32 v in [1, 2**31).
+    """ln(v) in Q20, int32, for int32 v in [1, 2**31).
 
-    ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
+    A table gives ln(m) in Q15, with an error of 2**-15 from the rounding of entries and interpolation. The exponent
+    adds (31 - z) * ln(2), where z is the number of leading zeros.
     """
     zeros, mantissa = _normalize(v)
     fraction = mantissa.apply_table(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
@@ -67,21 +69,22 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 
 
 def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
-    """exp(v) in int16, for real v in any steps, between what ``out`` rounds to 0 and what saturates it."""
+    """exp(v) as int16 for real v at any scale, from results that ``out`` rounds to 0 up to its saturation."""
     most = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
     low, high = math.log(float(out.scale) / 8), math.log(most)
     middle, half = (high + low) / 2, (high - low) / 2
-    if v.scale < half * 2.0**-24:  # steps that count for nothing, of which the middle has more than INT32 holds
+    if v.scale < half * 2.0**-24:  # so fine that round(middle / v.scale) exceeds INT32; the lost bits are negligible
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
     return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / most * Q15_MAX, most / Q15_MAX)
 
 
+#: The mantissa m in [1, 2) at the table's points.
 _OCTAVE = 1.5 + POINTS / 65536
 
 
 def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Leading zeros, and the int16 index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
+    """Leading zeros of v, and the int16 table index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
     assert v.low >= 1
     zeros = v.leading_zeros()
     normalized = v.with_scale(1.0).shift_left(zeros - 1, (1 << 31) - 1).assume_range(1 << 30, 1 << 31)

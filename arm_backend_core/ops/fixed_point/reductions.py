@@ -1,4 +1,4 @@
-"""Sums, means, extremes and variances."""
+"""Integer sum, mean, maximum, variance and standard deviation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ I32 = DType.INT32
 
 
 def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Mean over ``axes``, kept with size 1. Exact up to the result's rounding.
+    """Mean over ``axes``, which keep size 1. Exact up to the result's rounding.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -30,7 +30,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, kept with size 1. Exact up to the result's rounding.
+    """Sum over ``axes``, which keep size 1. Exact up to the result's rounding.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -39,15 +39,16 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def maximum(b: Builder, x: Value, q: QParams, axis: int) -> Value:
-    """Maximum of int8 or int16 along one axis, kept with size 1, in fewer cycles than one REDUCE_MAX."""
+    """Maximum of int8 or int16 along one axis, which keeps size 1; needs fewer cycles than REDUCE_MAX."""
     return ReductionView.of(b, x, q, (axis,), "amax").max().value
 
 
 def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Sum of (x - mean)**2 over ``axes`` divided by (count - correction); axes kept with size 1.
+    """Sum of (x - mean)**2 over ``axes`` divided by (count - correction); the axes keep size 1.
 
-    int8 is exact up to 2**-6 squared steps. int16 squares lose log2(n) bits below the largest possible
-    square, which is below an int16 result's step unless its range is a small part of the input's.
+    int8 is exact up to 2**-6 squared steps. int16 squares are rounded so that the sum of n of the largest possible
+    square fits, which costs log2(n) bits. That is below one step of an int16 result unless the result's range is a
+    small part of the input's.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -71,7 +72,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 
 def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Square root of the variance; axes kept with size 1. For int16 each row has its own precision.
+    """Square root of the variance; the axes keep size 1. For int16 each row has its own exponent (``Energy``).
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -87,12 +88,12 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 
 def _squared_deviations_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
-    """Sum of (x - mean)**2 in units of 2**-bits, below 2**30, and the bits."""
+    """Sum of (x - mean)**2 with ``bits`` fractional bits, below 2**30; and ``bits``."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return sum_squared_deviations_int8(rows, bits, centre=True)[0], bits
 
 
 def _restore_axes(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
-    """The result of a reduction, its axes with size 1."""
+    """Requantize the result of a reduction and reshape it to have the reduced axes with size 1."""
     axes = [axis % x.rank for axis in axes]
     return y.b.reshape(y.requantize(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

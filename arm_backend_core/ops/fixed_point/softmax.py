@@ -1,4 +1,4 @@
-"""Softmax and its logarithm."""
+"""Integer softmax and log-softmax with int16 exponentials and int32 sums."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I16, I32 = DType.INT16, DType.INT32
-#: exp(-NEPERS) * ONE < 0.5, so nothing further below the maximum counts.
+#: exp(-NEPERS) * Q15_MAX < 0.5: elements further below the maximum round to 0.
 NEPERS = math.log(2 * Q15_MAX)
-#: The longest row whose lost halves (at most n / 2 of ONE) cannot move an int8 probability by a step.
+#: The longest row whose rounding errors (at most n / 2 of Q15_MAX in total) cannot change an int8 probability by a
+#: step.
 PLAIN_ROW = 224
 #: Gain of the table for the small terms of a long sum.
 GAIN = 64
@@ -28,8 +29,8 @@ GAIN = 64
 def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     """exp(x - max) / sum over ``axis``.
 
-    The product of two int16: the exponential e, and r = K / sum(e) with K such that r <= ONE. Each rounding
-    moves a probability by at most 2**-16; what the sum may lack is told in ``_sum_exponentials``.
+    The product of two int16: the exponential e, and r = K / sum(e) with K chosen so that r <= Q15_MAX. Each rounding
+    changes a probability by at most 2**-16. ``_sum_exponentials`` bounds the error of the sum.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -45,9 +46,9 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
 
 
 def _constant_result(rows: ReductionView, number: int) -> FixedPoint:
-    """``number`` whatever the elements are."""
-    wide = rows.x.rescale(I32, 1.0).with_scale(1.0)
-    return wide - wide + number
+    """``number`` for every element: softmax of rows of one element."""
+    x = rows.x.rescale(I32, 1.0).with_scale(1.0)
+    return x - x + number
 
 
 def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
@@ -78,20 +79,23 @@ def _require_step(out: QParams, step: float, operator: str) -> None:
 
 
 def _to_unit(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
-    """Integers in steps of ``scale`` as INT32 in steps of 1 / unit."""
+    """Integers at ``scale`` as INT32 at scale 1 / unit."""
     return x.rescale(I32, scale * unit).with_scale(1 / unit)
 
 
 @dataclass(frozen=True)
 class _ExpTableIndex:
-    """How x - reference becomes the index of a table: (x - reference + distance) * factor.
+    """Affine map from x - reference to a table index: (x - reference + distance) * factor.
 
     Attributes:
-        reference: the row's maximum, or up to one step of x from it; int32 in steps of x.
-        start: the reference less the distance, in steps of ``stride`` x.
-        one: what exp(0) is in a table.
-        least: the smallest value that the row's maximum takes.
-        exact: one * exp(x - reference) at the table's points.
+        rows: the input.
+        reference: the row's maximum, or a value at most one step of x from it; int32 at the scale of x.
+        start: reference - distance, in units of ``stride`` steps of x.
+        stride: steps of x in a unit of ``start``.
+        factor: table indices in a step of x.
+        one: the table value that represents exp(0).
+        least: the smallest table value that the row's maximum can have.
+        exact: one * exp(x - reference) at the table's points, not rounded.
     """
 
     rows: ReductionView
@@ -104,11 +108,12 @@ class _ExpTableIndex:
     exact: Array
 
     def table(self, values: Array, variant: int) -> FixedPoint:
-        """A table's values in place of ``exact``.
+        """Look up ``values`` instead of ``exact``, with index operators of its own for each ``variant``.
 
-        A SUB that one TABLE alone reads is one operation with it, and so are the RESCALEs that one SUB alone
-        reads. So each table gets its own, written in another way lest they be merged as equal: int8 with
-        another zero point, int16 with other powers of two.
+        A TABLE fuses with its SUB, and a SUB with its RESCALEs, only if each has a single reader. So every table gets
+        its own SUB and RESCALEs. They differ in form, so that common subexpression elimination does not merge them:
+            int8
+        by another zero point, int16 by other powers of two.
         """
         narrow = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if narrow else (2.0**variant, 0)
@@ -119,7 +124,7 @@ class _ExpTableIndex:
 
 
 def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
-    """The grid, exp(x - reference) as int16, and its sum along the rows."""
+    """The table index, exp(x - reference) as int16, and its sum along the rows."""
     _require_row_length(65536, rows)
     split = rows.n > (8 if precise else PLAIN_ROW)
     grid = (
@@ -128,7 +133,7 @@ def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex
         else _table_index_int16(rows, NEPERS + split * math.log(GAIN))
     )
     value = grid.table(grid.exact, 0)
-    # The maximum's own exponential is in the sum; the few hundredths are for what entries are rounded.
+    # The sum includes the maximum's own exponential; the factor 0.98 covers the rounding of entries.
     return (
         grid,
         value,
@@ -139,10 +144,10 @@ def _exponentials(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex
 def _sum_exponentials(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     """Sum of the exponentials.
 
-    The halves that rounding drops may add up to n / 2, that is n * 2**-16 of the sum. Where that matters they
-    come back from further tables. int8: the remainders of the first one, in Q29. int16, where interpolation
-    makes remainders uneven: the sum is taken from two tables that share the range at e = 1 / GAIN, the lower
-    one times GAIN, which leaves 2**-12 of the sum to lose.
+    Rounding errors of up to half a step may add up to n / 2 steps, that is n * 2**-16 of the sum. Where that matters,
+    further tables recover them (``split``). int8: a second table holds the remainders of the first one in Q29. int16:
+    interpolation makes the remainders uneven, so the sum comes from two tables that split the range at e = 1 / GAIN.
+    The lower table is scaled by GAIN, which leaves an error of at most 2**-12 of the sum.
     """
     rows, exact = grid.rows, grid.exact
     if not split:
@@ -158,13 +163,13 @@ def _sum_exponentials(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> F
 
 
 def _require_row_length(n: int, rows: ReductionView) -> None:
-    """Refuse rows whose exponentials, of int16, may exceed 32 bits."""
+    """Refuse rows of more than ``n`` elements, whose sum of int16 exponentials may exceed 32 bits."""
     if rows.n > n:
         raise Unsupported(f"a softmax over {rows.n} {rows.x.dtype.value} elements ({n} at most)")
 
 
 def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
-    """x - max has 256 values, each with its own table entry, so e errs by 2**-16 only."""
+    """x - max has 256 values, each with its own table entry, so the error of e is only 2**-16."""
     maximum = rows.max()
     with np.errstate(over="ignore"):
         exact = np.minimum(np.exp(POINTS / 128 * rows.x.scale) * Q15_MAX, Q15_MAX)
@@ -172,13 +177,13 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
 
 
 def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
-    """512 intervals span ``nepers``, each of h = 0.022 or so, and the maximum is near the upper end of int16.
+    """512 intervals of h = 0.022 or so span ``nepers``; the maximum maps near the upper end of int16.
 
-    Interpolation errs by h * h / 8 = 2**-14 of e, halved by lowering the points, and the index by 2**-13.5 of
-    e at most. The start must be int16 for SUB to be one operation, so it is halved; where the maximum is odd
-    the row starts one step of x lower. Not where such a step counts.
+    Interpolation has a relative error of h * h / 8 = 2**-14 of e, which lowering the points halves. The index adds at
+    most 2**-13.5 of e. SUB is one operation only if ``start`` is int16, so ``start`` is halved; for an odd maximum the
+    row then starts one step of x lower. If a step of x is 1 / 16 or more, that would matter, and ``start`` stays int32.
     """
-    scale = min(rows.x.scale, 2 * nepers)  # one step more is nothing either way
+    scale = min(rows.x.scale, 2 * nepers)  # a larger scale changes nothing: one step below the maximum is 0 already
     top = rows.max().rescale(I32, 1.0)
     factor = min(max(1.0, scale * 65535 / nepers), float(Q15_MAX))
     distance = math.floor(Q15_MAX / factor)
@@ -189,7 +194,7 @@ def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
         reference = start.rescale(I32, 2.0) + distance
         least = one * math.exp(-scale)
     exact = np.minimum(np.exp((POINTS / factor - distance) * scale) * one, Q15_MAX)
-    if factor < Q15_MAX:  # else the maximum and all that counts beside it meet points
+    if factor < Q15_MAX:  # else the maximum and all relevant elements fall on points
         exact *= 1 - (128 * scale / factor) ** 2 / 16
-    exact[0] *= factor == 1.0  # where anything smaller saturates
+    exact[0] *= factor == 1.0  # the index of smaller elements saturates there
     return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)
