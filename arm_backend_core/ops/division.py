@@ -1,4 +1,4 @@
-"""Quotients rounded to whole numbers, and what remains of them."""
+"""Integer-valued division: floor_divide, remainder, fmod, and div with a rounding mode."""
 
 from __future__ import annotations
 
@@ -21,33 +21,38 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
-#: Quotients up to this are off by one at most, however their reciprocal was rounded.
+#: A quotient below this is off by at most one, for any rounding of the reciprocal.
 _EXACT = 2.0**21
-#: The inverse of a quotient of which two divisions leave more than the divisor.
+#: Inverse of the quotient above which the remainder of two divisions exceeds the divisor.
 _BEYOND = 2.0**-40
 
 
 def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
-    """x / y rounded down, and what remains, which has the sign of y.
+    """floor(x / y), and the remainder, which has the sign of y.
 
-    The reciprocal errs by a few units in the last place, so the nearest whole number is taken: it is the quotient, or
-    one more, which shows in the sign of what remains. INTDIV rounds towards zero, with the same consequence.
-    ``rounded``: x / y counts as whole where float32 rounds it to a whole number.
+    The reciprocal is off by a few units in the last place. So x / y is rounded to the nearest integer, which is the
+    floor or one more; the sign of the remainder tells which. INTDIV rounds towards zero and needs the same correction.
+
+    Args:
+        cx: the context.
+        x: the dividend.
+        y: the divisor.
+        rounded: whether x / y counts as an integer if float32 rounds it to one.
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
-        left_over = _exact_remainder(left, right, nearest)
+        rest_of_nearest = _exact_remainder(left, right, nearest)
         if rounded:
-            left_over = (nearest + left_over / right).equal(nearest).where(0.0, left_over)
-        else:  # PyTorch divides x less what remains, which is no number where x is infinite
+            rest_of_nearest = (nearest + rest_of_nearest / right).equal(nearest).where(0.0, rest_of_nearest)
+        else:  # PyTorch divides x - remainder, which is NaN for infinite x
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
-        quotient, rest = nearest.value, left_over.value
+        quotient, rest = nearest.value, rest_of_nearest.value
     else:
         known = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
         if known is not None and np.abs(known).min() > 1:
-            # x * round(2**31 / y) / 2**31 is half of one off at most: rounded, the quotient or one more.
+            # x * round(2**31 / y) / 2**31 is off by at most 1/2: rounded, it is the quotient or one more.
             inverse = b.const(np.rint((1 << 31) / known.astype(np.float64)), cx.dtype)
             quotient = b.mul(dividend, inverse, shift=31)
         else:
@@ -55,7 +60,7 @@ def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded
         rest = b.sub(dividend, b.mul(quotient, divisor))
     wrong = _signs_differ(cx, rest, divisor)
     quotient = b.sub(quotient, wrong)
-    if cx.dtype.is_float:  # 0 times an infinite divisor would be no number
+    if cx.dtype.is_float:  # 0 times an infinite divisor would be NaN
         return quotient, FloatExpr(b, wrong).greater(0.5).where(
             FloatExpr(b, b.add(rest, divisor)), FloatExpr(b, rest)
         ).value
@@ -63,21 +68,22 @@ def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded
 
 
 def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
-    """x - quotient * y, rounded once: Dekker 1971, the product's rounding error from halves of 12 bits."""
+    """x - quotient * y with a single rounding: Dekker (1971), with the exact rounding error of the product."""
     product = quotient * y
     (high, low), (y_high, y_low) = _split_mantissa(quotient), _split_mantissa(y)
     error = high * y_high - product + high * y_low + low * y_high + low * y_low
-    return quotient.equal(0.0).where(x, x - product - error)  # also of an infinite y
+    return quotient.equal(0.0).where(x, x - product - error)  # also for an infinite y
 
 
 def _split_mantissa(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
+    """x as a sum of two floats with 12-bit mantissas (Veltkamp splitting)."""
     spread = x * (2.0**12 + 1)
     high = spread - (spread - x)
     return high, x - high
 
 
 def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
-    """1 where x is not 0 and has another sign than y, else 0. The FP profile compares in FP32, which keeps signs."""
+    """1 where x is nonzero and its sign differs from that of y, else 0. The FP profile compares in FP32."""
     b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
     differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
@@ -87,26 +93,26 @@ def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, **_DISCONTINUOUS)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
-    """x / y rounded down."""
+    """Largest integer at most x / y."""
     return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
 
 
-def _restore_zero_sign(cx: Context, x: Operand, y: Operand, whole: Value) -> Value:
-    """``whole``, a zero among floats with the sign of x / y."""
+def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> Value:
+    """``quotient``, in which a floating-point zero gets the sign of x / y."""
     if not cx.dtype.is_float:
-        return whole
-    b, rounded = cx.b, FloatExpr(cx.b, whole)
+        return quotient
+    b, rounded = cx.b, FloatExpr(cx.b, quotient)
     none = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
     return rounded.equal(0.0).where(none, rounded).value
 
 
 @op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_DISCONTINUOUS)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**21.
+    """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
-    A larger one is off by several units; what then remains is rounded, and divided once more: the result is off by
-    2**-46 of x at most. Of a quotient beyond 2**40, and beside a divisor next to 0, whose reciprocal could overflow,
-    nothing remains.
+    A larger quotient is off by several units. Its remainder is rounded and divided once more, so the error is at most
+    2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal could
+    overflow.
     """
     rest = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
@@ -116,17 +122,17 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
         FloatExpr(cx.b, cx.operand(y, cx.dtype)),
     )
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
-    # A small one is not divided again: -1e-9 % 1 is 1 once it is rounded, which would leave 0.
+    # A small quotient is not divided again: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, FloatExpr(cx.b, rest))
     nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    left = left.equal(0.0).where(nothing, left)  # a zero has the dividend's sign
+    left = left.equal(0.0).where(nothing, left)  # a zero has the sign of the dividend
     beyond = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(nothing, left)
     return abs(divisor).less(2.0**-120).where(nothing, beyond).value
 
 
 @op(aten.fmod.Tensor, aten.fmod.Scalar, **_DISCONTINUOUS)
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * trunc(x / y), with the sign of x; of floats what remains of |x| / |y|, which nothing is taken from."""
+    """x - y * trunc(x / y), with the sign of x. Floats use the remainder of |x| / |y|, which needs no correction."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
         rest = remainder.lower(cx, x, y)
@@ -139,7 +145,7 @@ def fmod(cx: Context, x: Operand, y: Operand) -> Value:
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
-    """x / y, rounded down or towards zero if it is to be: one more than down where what remains has not x's sign."""
+    """x / y, unrounded, floored, or truncated: the floor plus 1 where the remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
@@ -150,9 +156,9 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
 
 def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
-        """``plain`` on whole numbers with the same quotients: x in steps of y, as fine as 32 bits allow.
+        """``plain`` on INT32 operands with the same quotient: x at the scale of y, times the largest 2**bits that fits.
 
-        x / 0 is beyond what the result holds; what it leaves, which is no number, is 0.
+        x / 0 saturates. Its remainder, which is NaN in floating point, is 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
@@ -181,7 +187,7 @@ def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
 
 
 def _scalar_value(y: Operand) -> float | None:
-    """A divisor that is one number."""
+    """The divisor as a Python number if it is one number, else None."""
     if not isinstance(y, Tensor):
         return float(y)
     return float(y.real.item()) if y.is_constant and y.value.size == 1 else None

@@ -1,4 +1,4 @@
-"""Arithmetic of two tensors, or a tensor and a number, with broadcasting."""
+"""Binary arithmetic with broadcasting: tensor and tensor, or tensor and number."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_TINY = 2.0**-64  #: beside it every divisor with an infinite reciprocal is small, and its inverse far from overflow
+#: Every divisor with an infinite reciprocal is below it, and its inverse is far from overflow.
+_TINY = 2.0**-64
 _ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
 def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
-    """Plain operands in the result's element type."""
+    """Cast plain operands to the result's element type."""
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
 def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
-        raise Unsupported("alpha=0 makes its second operand count for nothing; leave the operator out")
+        raise Unsupported("alpha=0 multiplies its second operand by 0; remove the operator")
     known = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
-    if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any():  # as of a mask
+    if (
+        isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any()
+    ):  # for example a mask of zeros
         return x.value
     right = cx.to_fixed_point(y)
     pair = cx.to_fixed_point(x), right.with_scale(right.scale * abs(factor))
@@ -49,7 +52,7 @@ def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
 def _apply_in_result_type(
     cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool
 ) -> Value:
-    """``rule`` on plain operands; a ``single`` operator rounds once in any floating-point type."""
+    """Apply ``rule`` to plain operands. A ``single`` operator rounds once, so it needs no wider type."""
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
         return rule(*_cast_operands(inner, x, y))
@@ -94,7 +97,7 @@ rsub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
 
 
 def _positive_factor(x: Any, y: Any) -> float | None:
-    """The number that the other operand is multiplied by, if it is a positive Python number."""
+    """The constant factor of a multiplication if it is a positive Python number, else None."""
     return float(y) if isinstance(y, (int, float)) and not isinstance(y, bool) and y > 0 else None
 
 
@@ -105,7 +108,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
 
 @op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
-    """x * y; of booleans, whether both hold."""
+    """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
         return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
     return _apply_in_result_type(cx, cx.b.mul, x, y, single=True)
@@ -113,10 +116,10 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 @mul.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``).
+    """The product of two int16 is exact in INT32. A term of a sum stays INT32 (``fusion.is_term``).
 
-    An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
-    U85-256.
+    An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
+    of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.
     """
     left, right = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
     if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
@@ -153,19 +156,18 @@ def _may_be_tiny(divisor: Value) -> bool:
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
 
-    x / 0 saturates, as infinity does in PyTorch's quantized graph: with sign(0) = 0 the quotient is 0 there, and
-    sign(x) * 2**29 is added. So many bits of the product are dropped that 2**29 is beyond the result's range. 0 / 0
-    is 0.
+    x / 0 saturates, as infinity does in PyTorch's quantized graph. As sign(0) = 0, the quotient is 0 there, and
+    sign(x) * 2**29 is added. The product drops enough bits that 2**29 exceeds the result's range. 0 / 0 is 0.
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
     dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
     size = abs(divisor)
-    # One step over one step, in steps of the result; and the quotient from which on results saturate.
+    # The quotient of one step by one step, in steps of the result; and the smallest quotient that saturates.
     unit = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
     most = math.ceil(2 * span / unit)
     bits = min(max(most, dividend.peak).bit_length() + 1, 62)
-    if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: leave no room for larger quotients
+    if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: clip quotients that saturate
         bits = most.bit_length() + 1
         dividend = dividend.minimum(size.mul(most).with_scale(1.0)).maximum(size.mul(-most).with_scale(1.0))
     peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
@@ -173,12 +175,12 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
     infinite = (size.maximum(1) - size).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
     total = quotient + infinite.with_scale(quotient.scale)
-    # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
+    # If more than 62 bits would have to be dropped, all finite quotients round to 0.
     return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).requantize(cx.q)
 
 
 def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
-    """2**30 / v; for int16 with a step of Newton's method, r + r * (1 - v * r)."""
+    """2**30 / v; for an int16 result refined by one Newton step, r + r * (1 - v * r)."""
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
@@ -187,7 +189,7 @@ def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
 
 
 def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
-    """``maximum`` or ``minimum``; ``ignoring`` gives the other operand where one is not a number."""
+    """Register ``maximum`` or ``minimum``; the overload ``ignoring`` returns the other operand if one is NaN."""
 
     def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
         return _apply_in_result_type(cx, getattr(cx.b, name), x, y, single=True)
@@ -211,32 +213,30 @@ _register_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp
 
 @op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """x ** y."""
+    """x**y."""
     if not cx.dtype.is_float:
-        raise Unsupported("a power of integers: TOSA has none; convert with .to(torch.float32)")
+        raise Unsupported("TOSA has no power of integers; convert them with .to(torch.float32)")
     base, exponent = (FloatExpr(cx.b, value) for value in _cast_operands(cx, x, y))
     return (base**exponent).value
 
 
 @power.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
+    """exp(y * ln(x)). A negative x, whose powers are defined only for integers y, counts as 0."""
     base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
     steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
     power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(
-        1.0
-    )  # of 0 the logarithm is infinite
+    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(1.0)  # ln(0) is infinite
     return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative.
+    """x [N, C, ...] where it is positive, else weight * x with weight [C] or [1].
 
-    The weight of ``_prelu_kernel`` has been brought to a shape that broadcasts.
+    The weight of ``_prelu_kernel`` has a shape that broadcasts already.
     """
     positive = cx.b.compare("GREATER", x.value, cx.operand(0.0))
     return cx.b.select(positive, x.value, cx.b.mul(x.value, _per_channel(cx, x, weight)))
@@ -244,7 +244,7 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
 @prelu.integer_rule
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """The negative part times the weight in its own steps (8 bits, as calibrated), both parts in fine steps."""
+    """The negative part times the weight at its own scale (8 bits, as calibrated); both parts are added in INT32."""
     value = cx.to_fixed_point(x).to_int32()
     gain = cx.to_fixed_point(weight).to_int32()
     gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))

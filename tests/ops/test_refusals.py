@@ -61,7 +61,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "power_of_integers": (
         torch.pow,
         [Input((3,), 1, 4, torch.int32)] * 2,
-        "a power of integers: TOSA has none; convert with .to(torch.float32)",
+        "TOSA has no power of integers; convert them with .to(torch.float32)",
     ),
     "shift_by_a_negative_number": (
         lambda x: x >> -1,
