@@ -1,4 +1,4 @@
-"""Comparisons, choices, and logic on booleans."""
+"""Comparisons, where, and logical and bitwise operators."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Operand = Tensor | float
 
 
 def _comparison_operands(cx: Context, *operands: Operand) -> list[Value]:
-    """Plain operands in one element type that the target compares: the floating-point one if there is any.
+    """Cast plain operands to one element type that the target can compare: the floating-point one if there is any.
 
-    Of two floating-point types that is the one that PyTorch compares in: a scalar tensor takes the other's.
+    For two floating-point types it is PyTorch's result type: a scalar tensor takes the type of the other operand.
     """
     values = [x.value for x in operands if isinstance(x, Tensor)]
     floats = {value.dtype for value in values if value.dtype.is_float}
@@ -67,16 +67,16 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
 
 def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
-    """INT32 of integers, or of a constant that holds whole numbers."""
+    """A plain integer tensor, or a constant with integer values, as INT32; None for other operands."""
     if not isinstance(x, Tensor) or (x.q is None and x.value.dtype is DType.INT32):
         return x.value if isinstance(x, Tensor) else None
-    whole = x.real if x.is_constant else np.array(0.5)
-    fits = (whole == np.rint(whole)).all() and np.abs(whole).max(initial=0) < 1 << 31
-    return cx.b.const(whole, DType.INT32) if fits else None
+    real = x.real if x.is_constant else np.array(0.5)
+    fits = (real == np.rint(real)).all() and np.abs(real).max(initial=0) < 1 << 31
+    return cx.b.const(real, DType.INT32) if fits else None
 
 
 def _threshold_in_half_steps(q: QParams, number: float) -> int:
-    """Where ``number`` is among those of ``q``, in float32, in which PyTorch compares them; in halves of a step."""
+    """Position of ``number`` among the real numbers of ``q``, in half steps. PyTorch compares them in float32."""
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
     below, up_to = (int(np.searchsorted(real, np.float32(number), side)) for side in ("left", "right"))
@@ -93,13 +93,13 @@ _register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 @op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, is_select=True)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """x where the condition holds, else y."""
+    """x where the condition is true, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
 @where.integer_rule
 def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """Both choices in the result's parameters."""
+    """Select between operands that are requantized to the result's parameters."""
 
     def choice(z: Operand) -> Value:
         if not isinstance(z, Tensor):
@@ -112,7 +112,7 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:
-        """LOGICAL_* on booleans and on what is 0 or not, BITWISE_* on integers."""
+        """LOGICAL_* on booleans (and on x != 0 for logical operators), BITWISE_* on integers."""
         x, y = (x, y) if isinstance(x, Tensor) else (y, x)
         assert isinstance(x, Tensor)
         if logical or cx.dtype is DType.BOOL:
@@ -131,7 +131,7 @@ for _kind in ("and", "or", "xor"):
 
 
 def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
-    """By more than a number has bits: all are gone, to the right all but the sign."""
+    """Shift. By 32 bits or more, a left shift gives 0 and a right shift the sign (0 or -1)."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
@@ -144,8 +144,8 @@ def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     shifted = b.logical_left_shift(value, most)
     if amount.data is not None and amount.data.max() < 32:
         return shifted
-    kept = b.compare("GREATER", b.const(32, cx.dtype), amount)
-    return b.select(kept, shifted, b.const(0, cx.dtype))
+    in_range = b.compare("GREATER", b.const(32, cx.dtype), amount)
+    return b.select(in_range, shifted, b.const(0, cx.dtype))
 
 
 for _left, _bits, _python in (
@@ -158,7 +158,7 @@ for _left, _bits, _python in (
 
 @op(aten.logical_not.default)
 def logical_not(cx: Context, x: Tensor) -> Value:
-    """Whether elements are 0."""
+    """x == 0 as BOOL."""
     return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
 
 
@@ -167,24 +167,24 @@ logical_not.integer_rule(logical_not.lower)
 
 @op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
 def bitwise_not(cx: Context, x: Tensor) -> Value:
-    """All bits inverted."""
+    """Invert all bits."""
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)
 
 
 @op(aten.isnan.default)
 def isnan(cx: Context, x: Tensor) -> Value:
-    """Not a number does not equal itself."""
+    """NaN does not equal itself."""
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
 
 
 @op(aten.isinf.default)
 def isinf(cx: Context, x: Tensor) -> Value:
-    """Infinite, of either sign."""
+    """abs(x) == infinity."""
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))
 
 
 def _all_false(cx: Context, x: Tensor) -> Value:
-    """Integers stand for finite numbers alone."""
+    """False everywhere: quantized values are finite."""
     value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)
 

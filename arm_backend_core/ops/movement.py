@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them; one rule serves floating point and integers."""
+"""Data movement: operators that move elements without changing them. One rule lowers plain and quantized values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     **_SHARED,
 )
 def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """Whatever the arguments say, PyTorch has computed the resulting shape."""
+    """RESHAPE to the shape that PyTorch computed, whatever the arguments."""
     return cx.b.reshape(x.value, cx.shape)
 
 
@@ -63,7 +63,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     **_SHARED,
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
-    """Copies; dropout in eval mode. Memory format is not part of the value."""
+    """Copies, and dropout in eval mode. The memory format is not part of the value."""
     if is_random(cx.node):
         raise Unsupported(
             "dropout in training mode; call model.eval() before exporting, and give F.dropout training=self.training"
@@ -109,7 +109,7 @@ def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
 
 
 def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
-    """Values in the first one's parameters, which annotation shares, or in the element type that they promote to."""
+    """Convert operands to the first one's parameters (annotation shares them), or cast them to the result's type."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not")
@@ -118,7 +118,7 @@ def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
 def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
-    """CONCAT; PyTorch lets empty tensors of one dimension in, which add nothing."""
+    """CONCAT. PyTorch allows empty one-dimensional tensors, which are left out."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
     return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
@@ -135,14 +135,14 @@ def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
 def slice_(
     cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """x[start:end:step] along one dimension; a step keeps one of every ``step`` elements."""
+    """x[start:end:step] along one dimension."""
     axis = _normalize_axis(cx, dim, x.rank)
     return take_strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 
 
 @op(aten.roll.default, **_SHARED)
 def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
-    """The end of each dimension comes to its front; without ``dims``, of the flattened tensor."""
+    """torch.roll: move the end of each dimension to its front; without ``dims`` roll the flattened tensor."""
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = _normalize_axis(cx, dim, value.rank)
@@ -169,7 +169,7 @@ def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     **_SHARED,
 )
 def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
-    """Consecutive pieces along one dimension; unbind removes it. PyTorch has computed the shapes."""
+    """SLICEs of consecutive pieces along one dimension, which unbind removes. PyTorch computed the shapes."""
     pieces = [tuple(piece.shape) for piece in cx.node.meta["val"]]
     unbind = len(pieces[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
@@ -181,7 +181,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
 
 @op(aten.constant_pad_nd.default, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
-    """pad: (before, after) pairs, last dimension first; negative amounts cut."""
+    """pad: (before, after) pairs, last dimension first; negative amounts crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
     kept = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
@@ -189,7 +189,7 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     return cx.b.pad(kept, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
-#: Mode -> where the element at place i of the padded dimension comes from, of so many; and of those that are not cut.
+#: Mode -> source index of padded index i, for a dimension of ``size`` elements of which ``kept`` are not cropped.
 _SOURCE: dict[str, Callable[[int, int, range], int]] = {
     "reflect": lambda i, size, kept: size - 1 - abs(size - 1 - abs(i)),
     "replicate": lambda i, size, kept: min(max(i, 0), size - 1),
@@ -199,7 +199,7 @@ _SOURCE: dict[str, Callable[[int, int, range], int]] = {
 
 @op(aten.pad.default, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """torch.nn.functional.pad; in other modes than constant the edges are elements of the tensor."""
+    """torch.nn.functional.pad; modes other than constant pad with elements of the tensor."""
     if mode == "constant":
         return constant_pad.lower(cx, x, pad, 0 if value is None else value)
     result = x.value

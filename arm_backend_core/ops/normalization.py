@@ -1,4 +1,4 @@
-"""Batch and layer normalization, softmax."""
+"""Batch, layer, RMS, group and instance normalization; softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Rules that keep 16 to 32 bits inside: tables of 513 points, of which index, entries and interpolation are rounded.
+#: Rules with intermediates of 16 to 32 bits. Their error comes from 513-point tables (index, entries, interpolation).
 _WIDE_INTERNALS: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "compute_fp32": True}
 
 
 def _fold_statistics(
     cx: Context, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y = gain * x + offset of an inference batch norm."""
+    """Gain and offset of an inference batch norm as y = gain * x + offset."""
     gain = (1.0 if weight is None else weight.real) / np.sqrt(variance.real + eps)
     offset = (0.0 if bias is None else bias.real) - mean.real * gain
     return gain, offset
@@ -45,9 +45,10 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Value:
-    """x [N, C, ...] with statistics of the training: a gain and an offset per channel.
+    """x [N, C, ...]. With running statistics this is a gain and an offset per channel.
 
-    With those of the batch each channel is standardized by itself; the running ones, which nothing reads, stay.
+    With batch statistics each channel is standardized separately. The running statistics are then not updated, as
+    nothing reads them.
     """
     if training or running_mean is None or running_var is None:
         swap = [1, 0, *range(2, x.rank)]
@@ -64,9 +65,9 @@ def batch_norm(
 
 
 def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:
-    """A depthwise 1x1 convolution with weights of +-127 and the gain's magnitude in the per-channel rescale.
+    """A depthwise 1x1 convolution with weights of +-127; the per-channel RESCALE applies the gain's magnitude.
 
-    The gain then has the 31 bits of a multiplier instead of a weight's 7.
+    The gain thus has the 31 bits of a RESCALE multiplier instead of the 7 bits of a weight.
     """
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
@@ -94,7 +95,7 @@ def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Valu
 
 
 def _apply_affine(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
-    """x * gain + offset, both of ``shape`` or left out."""
+    """x * gain + offset, both optional and of ``shape``."""
     if gain is not None:
         x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
     return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
@@ -129,7 +130,7 @@ def layer_norm(
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
-    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; without eps that of float32, as it sums."""
+    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps defaults to float32's, the sum's type."""
     b, axes = cx.b, _trailing_axes(x, normalized_shape)
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     if x.q is not None:
@@ -171,14 +172,14 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """Each channel of each sample is a group; with statistics of the training it is batch normalization."""
+    """Group norm with one channel a group; with running statistics, batch norm."""
     if not use_input_stats:
         return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
 
 
 def _shifted_exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
-    """x - max(x, lowest), its exponential, and the exponentials' sum; in the result's element type."""
+    """s = x - max(max(x), lowest), exp(s), and the sum of exp(s) along ``dim``; in the result's element type."""
     value, axis = cx.b.cast(x.value, cx.dtype), dim % x.rank
     peak = cx.b.reduce("REDUCE_MAX", value, axis)
     shifted = cx.b.sub(value, peak if lowest == -math.inf else cx.b.clamp(peak, lowest, math.inf))
@@ -188,7 +189,7 @@ def _shifted_exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -mat
 
 @op(aten.softmax.int, aten._softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """exp(x - max) / sum."""
+    """exp(x - max) / sum(exp(x - max))."""
     x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
@@ -198,9 +199,10 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
 
 @op(aten._safe_softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """softmax, and 0 where a whole row is minus infinity (a query that may attend to nothing).
+    """softmax that returns 0 for a row of minus infinities (a query without keys to attend to).
 
-    Without a finite element every exponential is 0, and so is the sum, which else is 1 at least. Integers are finite.
+    In such a row all exponentials and their sum are 0. In all other rows the sum is at least 1, so it can be clamped to
+    1. Quantized values are always finite.
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)
@@ -212,7 +214,7 @@ def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> 
 
 @op(aten.log_softmax.int, aten._log_softmax.default, **_WIDE_INTERNALS)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """(x - max) - log(sum)."""
+    """(x - max) - ln(sum(exp(x - max)))."""
     x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
@@ -221,5 +223,5 @@ def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> V
 
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
-for _record in _RECORDS:  # one rule: operands say whether they are quantized
+for _record in _RECORDS:  # the same rule, which checks whether operands are quantized
     _record.integer_rule(_record.lower)

@@ -1,4 +1,4 @@
-"""Sums, means and extremes along dimensions."""
+"""Reductions along dimensions: sum, mean, variance, extremes, any, all, product, argmax."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
 
 
 def at_least_1d(cx: Context, x: Tensor) -> Tensor:
-    """A scalar as a vector of one, whose dimension PyTorch lets reductions name; others as they are."""
+    """Reshape a scalar to [1], as PyTorch lets reductions name dimension 0 of a scalar; other tensors as they are."""
     return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
 
 
 def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
-    """Mean with the axes kept as size 1."""
+    """Mean over ``axes``, which keep size 1."""
     if x.q is not None:
         spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, sole_reader=is_sole_reader(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
@@ -71,7 +71,7 @@ def sum_(
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
-    # Booleans are counted in FP32 where the profile adds no integers: exact up to 2**24 of them.
+    # The FP profile adds no integers, so booleans are counted in FP32: exact up to 2**24 of them.
     counted = x.value.dtype is DType.BOOL and not cx.target.integer
     numbers = cx.b.cast(x.value, DType.FP32 if counted else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
@@ -82,7 +82,7 @@ def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     x = at_least_1d(cx, x)
-    if x.q is None:  # integers, whose sum is a real number
+    if x.q is None:  # plain integers with a quantized result
         if x.value.dtype is not DType.BOOL:
             raise Unsupported(f"a sum of {x.value.dtype.name.lower()} as real numbers; convert them first")
         x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
@@ -98,10 +98,10 @@ def _variance_arguments(
     *,
     correction: float | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """Axes, and what the number of elements is lessened by, from the arguments of any overload of var and std.
+    """Axes and correction (the divisor is count - correction) from the arguments of any overload of var and std.
 
     Raises:
-        Unsupported: nothing is left to divide by.
+        Unsupported: the divisor is not positive.
     """
     if isinstance(dim, bool):  # var(x, unbiased)
         return _variance_arguments(x, None, dim)
@@ -109,12 +109,12 @@ def _variance_arguments(
     less = float(unbiased) if correction is None else correction
     count = prod(x.shape[axis] for axis in axes)
     if count <= less:
-        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by nothing")
+        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by zero or less")
     return axes, less
 
 
 def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Value:
-    """Sum of x * x divided by (count - less), the axes kept with size 1."""
+    """Sum of x * x divided by (count - less); the axes keep size 1."""
     count = prod(x.shape[axis] for axis in axes)
     return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
 
@@ -132,7 +132,7 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
 
 @op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    """Square root of the variance, of numbers that are divided by the largest: no square leaves the type's range."""
+    """Square root of the variance. Deviations are divided by the largest, so that squares do not overflow."""
     x = at_least_1d(cx, x)
     axes, less = _variance_arguments(x, *args, **kwargs)
     if x.q is not None:
@@ -149,7 +149,7 @@ for _record in (var, std):
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Largest element over ``dim``; order does not depend on scale and zero point."""
+    """Largest element over ``dim``; also for quantized values, as scale and zero point keep the order."""
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
@@ -187,7 +187,7 @@ def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = Fals
 
 @product.integer_rule
 def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    """The signs' product times exp of the sum of logarithms: values may differ by more than 32 bits hold."""
+    """Product of signs times exp(sum of logarithms), as the range of partial products exceeds 32 bits."""
     x = at_least_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
@@ -210,7 +210,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
 
 @op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element; int32 inside a delegate. The dimension goes last, where Ethos-U55 wants it."""
+    """Index of the largest element, int32 inside a delegate. Ethos-U55 needs the dimension to be the last one."""
     x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank

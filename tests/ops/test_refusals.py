@@ -139,7 +139,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         lambda x: x[torch.arange(2000) * 7 % 2003],
         [Input((2003,))],
         "u55",
-        "2000 runs of elements (1024 without GATHER); leave it to the CPU",
+        "2000 runs of elements (at most 1024 without GATHER); leave it to the CPU",
     ),
     "shift": (
         lambda x, y: torch.bitwise_and(x, y),
