@@ -1,7 +1,8 @@
-"""Layers in the block-scaled formats of OCP's MX specification (1.0), TOSA's extension "mxfp".
+"""Layers in block-scaled formats: OCP Microscaling (MX) specification 1.0, TOSA extension "mxfp".
 
-Weight and input are rounded 32 channels at a time, to elements of 4 to 8 bits and a power of two that holds the largest
-of them (rounded up to it: torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed in FP32.
+Weight and input are quantized in blocks of 32 channels, to elements of 4 to 8 bits and a shared power-of-two scale. The
+scale is rounded up so that the largest element fits (torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed
+in FP32.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
-#: TOSA's element types by the name that torchao has for each.
+#: TOSA's name of each element type -> torchao's.
 FORMATS: dict[str, torch.dtype | str] = {
     "fp8e4m3": torch.float8_e4m3fn,
     "fp8e5m2": torch.float8_e5m2,
@@ -42,19 +43,21 @@ MX_LINEAR, MX_CONV2D = (getattr(torch.ops.arm_backend_core, name).default for na
 
 
 def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements [.., C] and scales [.., C / 32], both float32, of x [.., C]; channels of 0 are added to whole blocks."""
+    """Quantize x [.., C] to elements [.., C] and scales [.., C / 32], both float32; zero channels fill the last
+    block.
+    """
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
-    whole = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
+    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
     kind = FORMATS[format]
-    scales, codes = mx_tensor.to_mx(whole, kind, BLOCK, ScaleCalculationMode.RCEIL)
+    scales, codes = mx_tensor.to_mx(padded, kind, BLOCK, ScaleCalculationMode.RCEIL)
     elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), kind, BLOCK, torch.float32)
     return elements, scales.float()
 
 
 def round_to_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
-    """x [.., C] to the nearest that blocks of its last dimension hold; float32."""
+    """Fake-quantize x [.., C] in blocks of its last dimension; float32."""
     elements, scales = quantize_blocks(x, format)
     return (elements * scales.repeat_interleave(BLOCK, -1))[..., : x.shape[-1]]
 
@@ -75,7 +78,7 @@ def _to_float32(bias: torch.Tensor | None) -> torch.Tensor | None:
 
 def _require_known_format(format: str) -> None:
     if format not in FORMATS:
-        raise ValueError(f"format={format!r}: there is no such block-scaled format. Allowed: {', '.join(FORMATS)}")
+        raise ValueError(f"format={format!r} is not a block-scaled format. Allowed: {', '.join(FORMATS)}")
 
 
 def _shape_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
@@ -100,7 +103,7 @@ _LIBRARY.impl("mx_conv2d", _shape_of_conv2d, "Meta")
 
 @op(MX_LINEAR, kind=Kind.PASSTHROUGH)
 def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, format: str) -> Value:
-    """x [.., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
+    """x [.., IC], weight [OC, IC]: a 1x1 convolution in which each row of x is a pixel."""
     image = cx.b.reshape(x.value, (1, 1, prod(x.shape[:-1]), x.shape[-1]))
     kernel = _require_constant(weight)[:, None, None, :]
     return cx.b.reshape(_mx_conv2d(cx, image, kernel, bias, format, (1, 1), (0, 0), (1, 1)), cx.shape)
@@ -127,7 +130,7 @@ def _mx_conv2d(
         part.numpy() for part in quantize_blocks(torch.from_numpy(np.ascontiguousarray(kernel)), format)
     )
     if not np.isfinite(elements).all() or not np.isfinite(scales).all():
-        raise Unsupported("its weight has elements that are infinite or not a number, which a block does not hold")
+        raise Unsupported("its weight has infinite or NaN elements, which a block cannot represent")
     added = elements.shape[-1] - image.shape[-1]
     x = cx.b.pad(cx.b.cast(image, DType.FP32), [(0, 0), (0, 0), (0, 0), (0, added)], 0)
     sums = cx.b.mx_conv2d(
@@ -144,5 +147,5 @@ def _mx_conv2d(
 
 def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
-        raise Unsupported("its weight is computed while the program runs; blocks are made when it is exported")
+        raise Unsupported("its weight is computed at run time; block-scaled weights are quantized at export")
     return weight.value.data.astype(np.float32)

@@ -202,9 +202,7 @@ def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
         return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
 
     steps = [_uniform_stride(cells) for cells in (rows, columns)]
-    if all(steps) and (
-        x.q is None or max(step or 1 for step in steps) <= 3
-    ):  # strides of a depthwise convolution on Ethos-U55
+    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # Ethos-U55's limit of a depthwise stride
         used = [cells[-1][1] for cells in (rows, columns)]
         part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
         result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])

@@ -1,6 +1,6 @@
-"""Recurrent layers step by step, written node by node: one step is traced, and its nodes are copied for every other.
+"""Unrolling of recurrent layers into FX nodes: one time step is traced, and its nodes are copied for all others.
 
-PyTorch's own decompositions trace every step anew (2 ms for each operator), and call a CPU library for a whole LSTM.
+PyTorch's own decompositions trace every step again (2 ms for each operator) and call a CPU library for a whole LSTM.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ aten = torch.ops.aten
 
 
 class NodeEmitter(Protocol):
-    """Writes what ``function(*tensors, **numbers)`` does into the graph; a tuple where it gives several tensors.
+    """Traces ``function(*tensors, **numbers)`` into the graph and returns its result node, or a tuple of nodes.
 
-    ``layer``: the weight of a layer of which this is one step, see ``nodes.PLACE``.
+    ``layer``: the weight of the layer of which this call is one time step, see ``nodes.TIMESTEP_SLOT``.
     """
 
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
-        """Raises Unsupported where PyTorch cannot trace it."""
+        """Raises Unsupported if PyTorch cannot trace the function."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One step of a layer.
+    """The cell of a recurrent layer: one time step.
 
     Attributes:
-        step: of the input's share of the gates (a tensor for each of ``groups``), the states, and what parameters are
-            left, to the new states.
-        order: gates in PyTorch's parameters, in the order that ``step`` takes them in.
-        groups: how many of them go through one function: it is one table.
-        merges_biases: whether the states' share is only added to the input's: its bias is then added to the other.
+        step: maps the input's contribution to the gates (a tensor for each of ``groups``), the states and the other
+            parameters to the new states.
+        order: indices of the gates in PyTorch's parameters, in the order that ``step`` expects.
+        groups: numbers of consecutive gates that share one activation function, which is then one TABLE.
+        merges_biases: whether input and state contributions are only added, so that both biases merge into one.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -74,7 +74,7 @@ _RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu
 
 
 def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Slices of the last dimension whose sizes are as ``sizes``."""
+    """Slices of the last dimension with sizes proportional to ``sizes``."""
     unit = x.shape[-1] // sum(sizes)
     return [x[..., a * unit : b * unit] for a, b in pairwise(accumulate(sizes, initial=0))]
 
@@ -82,7 +82,7 @@ def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 def _project_inputs(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time: int, groups: Sequence[int]
 ) -> list[list[Tensor]]:
-    """The input's share of the gates of every step, in one product; a list for each step."""
+    """The input's contribution to the gates of all steps in one matrix product; a list of tensors for each step."""
     parts = _split_gates(F.linear(x, weight, bias), groups)
     return [[part.select(time, t) for part in parts] for t in range(x.shape[time])]
 
@@ -107,12 +107,12 @@ def _concat(*tensors: Tensor) -> Tensor:
 def _split_parameters(
     call: NodeEmitter, cell: Cell, parameters: Sequence[Node], biases: bool
 ) -> tuple[list[Node], list[Node]]:
-    """Those for the input and those for the states: weight and bias each; a projection last."""
+    """Parameters of the input projection (weight, bias) and of the state (weight, bias, projection weight)."""
     count = 4 if biases else 2
-    known: list[Node] = list(parameters)
+    ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):
-        known[:count] = [call(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
-    of_input, of_state, projection = known[:count:2], known[1:count:2], known[count:]
+        ordered[:count] = [call(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
+    of_input, of_state, projection = ordered[:count:2], ordered[1:count:2], ordered[count:]
     if biases and cell.merges_biases:
         of_input[1] = call(torch.add, of_input[1], of_state.pop())
     return of_input, [*of_state, *projection]
@@ -131,9 +131,9 @@ def _unroll_layers(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Node, ...]:
-    """The sequence that the last layer gives, and the last states.
+    """Unroll all layers; return the output sequence of the last layer and the final states.
 
-    ``states``: [layers * directions, batch, hidden] each; ``parameters``: those of a layer and direction side by side.
+    ``states``: [layers * directions, batch, hidden] each. ``parameters``: grouped by layer and direction.
     """
     if train and dropout:
         raise Unsupported("dropout between the layers in training mode; call model.eval() before exporting")
@@ -160,7 +160,7 @@ def _unroll_layers(
 
 @decomposition(aten.lstm.input, emits_nodes=True)
 def lstm(call: NodeEmitter, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
-    """aten.lstm.input."""
+    """LSTM with one or more layers."""
     return _unroll_layers(call, _LSTM, x, states, *rest)
 
 
@@ -175,13 +175,13 @@ decomposition(aten.rnn_relu.input, emits_nodes=True)(_single_state_rule(_RNN_REL
 
 def _cell_rule(cell: Cell) -> Callable[..., Any]:
     def once(call: NodeEmitter, x: Node, hidden: Any, *parameters: Node | None) -> Any:
-        """What nn.LSTMCell and its like are; a loop of them shares scales, as it shares the weight."""
+        """nn.LSTMCell, nn.GRUCell or nn.RNNCell. Calls in a loop share scales, as they share the weight."""
         states = hidden if isinstance(hidden, (list, tuple)) else [hidden]
-        given = [parameter for parameter in parameters if parameter is not None]
-        of_input, of_state = _split_parameters(call, cell, given, len(given) == 4)
+        own = [parameter for parameter in parameters if parameter is not None]
+        of_input, of_state = _split_parameters(call, cell, own, len(own) == 4)
         (gates,) = call(_project_inputs, call(_add_time_axis, x), *of_input, time=0, groups=cell.groups)
-        made = call(cell.step, *gates, *states, *of_state, layer=given[1])
-        return made if len(states) > 1 else made[0]
+        new_states = call(cell.step, *gates, *states, *of_state, layer=own[1])
+        return new_states if len(states) > 1 else new_states[0]
 
     return once
 

@@ -1,12 +1,14 @@
-"""Functions of one tensor, a row each: the floating-point formula.
+"""Unary functions: one row with the floating-point formula for each ATen operator.
 
-Quantized, none of them needs a rule of its own: the function (or a chain of them) is evaluated by PyTorch on every
-value that the quantized operand can have, and becomes a TABLE (``arm_backend_core.fusion.Univariate``). Those that jump
-have one for int16.
+On quantized values they need no rule of their own. PyTorch evaluates the function (or a chain of them) on every value
+that the quantized operand can have, and the result becomes a TABLE (``arm_backend_core.fusion.Univariate``). Functions
+with jumps have an integer rule for int16.
 
-Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also next to a zero of the
-function, where the textbook form cancels. Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S);
-M. Giles, Approximating the erfinv function (2010); Press et al., Numerical Recipes, 2nd edition.
+Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also near a zero of the
+function, where the textbook form suffers from cancellation.
+
+Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
+(2010); Press et al., Numerical Recipes, 2nd edition.
 """
 
 from __future__ import annotations
@@ -27,16 +29,23 @@ from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_LARGE = 1e9  #: beyond it x * x + 1 and x * x are one number, and x * x may overflow
+_LARGE = 1e9  #: above it x * x + 1 rounds to x * x, and x * x may overflow
 Formula = Callable[..., FloatExpr]
 
 
 def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record:
-    """Register ``formula``, which takes the operator's arguments; None for functions that run quantized only."""
+    """Register a unary function.
+
+    Args:
+        overload: the ATen overload.
+        formula: maps the operator's arguments, with tensors as ``FloatExpr``, to the result; None for functions that
+            run only on quantized values.
+        facts: attributes of ``Record``.
+    """
 
     def lower(cx: Context, *args: Any, **kwargs: Any) -> Value:
         if formula is None:
-            raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantized, it is a table")
+            raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantize it, which makes it a TABLE")
 
         def evaluate(inner: Context, *args: Any, **kwargs: Any) -> Value:
             floats = [
@@ -48,7 +57,7 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
             return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
         mark = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
-        if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds once in any type
+        if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds only once in any type
             del cx.b.graph.ops[mark:]
             result = cx.compute_wide(evaluate, *args, **kwargs)
         return result
@@ -56,7 +65,7 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
 
 
-# -- formulas that several rows use, or that take more than a line ------------------------------------------------
+# -- formulas that are shared or longer than a line -------------------------------------------------------------
 
 
 def _exp(x: FloatExpr) -> FloatExpr:
@@ -68,25 +77,25 @@ def _log(x: FloatExpr) -> FloatExpr:
 
 
 def _odd(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
-    """An odd function, given its value at abs(x)."""
+    """An odd function of x from its value at abs(x)."""
     return x.less(0.0).where(-magnitude, magnitude)
 
 
 def _log1p(x: FloatExpr) -> FloatExpr:
-    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); 2e-8 of the result for abs(x) < 1 / 4."""
+    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); relative error 2e-8 for abs(x) < 1 / 4."""
     s = x / (x + 2)
     series = 2 * s * (s * s).polynomial([1, 1 / 3, 1 / 5, 1 / 7])
     return abs(x).less(0.25).where(series, _log(x + 1))
 
 
 def _expm1(x: FloatExpr) -> FloatExpr:
-    """A&S 4.2.1 near 0: the power series, 4e-7 of the result for abs(x) < 1 / 2."""
+    """A&S 4.2.1 near 0: the power series, relative error 4e-7 for abs(x) < 1 / 2."""
     series = x * x.polynomial([1 / math.factorial(n) for n in range(1, 8)])
     return abs(x).less(0.5).where(series, _exp(x) - 1)
 
 
 def _sinh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. Half the exponent, so that it overflows where the result does."""
+    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. exp(abs(x) / 2)**2 overflows only where the result does."""
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
     root = _exp(0.5 * abs(x))
     return abs(x).less(1.0).where(series, _odd(x, 0.5 * root * root - 0.5 / root / root))
@@ -98,17 +107,17 @@ def _cosh(x: FloatExpr) -> FloatExpr:
 
 
 def _tanh(x: FloatExpr) -> FloatExpr:
-    """TOSA bounds the error of TANH absolutely (it may be quotients of exponentials): A&S 4.5.64 for small x."""
+    """A&S 4.5.64 for small x, as TOSA bounds only the absolute error of TANH (it may be a quotient of exponentials)."""
     return abs(x).less(0.02).where(x - x * x * x * (1 / 3), x.unary("TANH"))
 
 
 def _log_double(x: FloatExpr) -> FloatExpr:
-    """ln(2 * x), which asinh and acosh are to 1e-16 beyond ``_LARGE``."""
+    """ln(2 * x), which equals asinh and acosh to 1e-16 above ``_LARGE``."""
     return _log(x) + math.log(2)
 
 
 def _asinh(x: FloatExpr) -> FloatExpr:
-    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), the bracket without cancellation."""
+    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), with the bracket computed without cancellation."""
     a = abs(x)
     square = a.minimum(_LARGE) * a.minimum(_LARGE)
     return _odd(x, a.greater(_LARGE).where(_log_double(a), _log1p(a + square / ((square + 1).sqrt() + 1))))
@@ -127,7 +136,7 @@ def _atanh(x: FloatExpr) -> FloatExpr:
 
 
 def _atan(x: FloatExpr) -> FloatExpr:
-    """A&S 4.4.49 (2e-8 on [0, 1]); beyond 1 by pi / 2 - atan(1 / x)."""
+    """A&S 4.4.49 (error 2e-8 on [0, 1]); pi / 2 - atan(1 / x) above 1."""
     a = abs(x)
     beyond = a.greater(1.0)
     z = beyond.where(1 / a, a)
@@ -173,8 +182,8 @@ def _log_ndtr(x: FloatExpr) -> FloatExpr:
 def _erfinv_factor(w: FloatExpr) -> FloatExpr:
     """erfinv(x) / x from w = -ln(1 - x * x): Giles 2010, table 5 (single precision), for w < 16.
 
-    Beyond, where erfinv has no float32 arguments but ``ndtri`` has, a least-squares fit in sqrt(w) up to w = 104, which
-    is off by 3e-7 of the result at most.
+    From w = 16 up to w = 104, which only ``ndtri`` reaches with float32 arguments, a least-squares fit in sqrt(w) has a
+    relative error of at most 3e-7.
     """
     central = [1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087]
     central += [-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08]
@@ -193,7 +202,7 @@ def _erfinv(x: FloatExpr) -> FloatExpr:
 
 
 def _ndtri(x: FloatExpr) -> FloatExpr:
-    """sqrt(2) * erfinv(y), y = 2 * x - 1, with 1 - y * y as 4 * x * (1 - x): y near -1 has lost what x was."""
+    """sqrt(2) * erfinv(y), y = 2 * x - 1, with 1 - y * y as 4 * x * (1 - x), as y near -1 has lost the bits of x."""
     return math.sqrt(2) * (2 * x - 1) * _erfinv_factor(-_log(4 * x * (1 - x)))
 
 
@@ -204,7 +213,7 @@ def _softplus(x: FloatExpr, beta: float = 1.0, threshold: float = 20.0) -> Float
 
 
 def _mish(x: FloatExpr) -> FloatExpr:
-    """x * tanh(ln(1 + e**x)) = x * n / (n + 2), n = e**x * (e**x + 2); from 20 on that is x."""
+    """x * tanh(ln(1 + e**x)) = x * n / (n + 2), n = e**x * (e**x + 2); equals x from 20 on."""
     e = _exp(x.minimum(20.0))
     n = e * (e + 2)
     return x * (n / (n + 2))
@@ -219,7 +228,7 @@ def _celu(x: FloatExpr, alpha: float = 1.0) -> FloatExpr:
 
 
 def _selu(x: FloatExpr) -> FloatExpr:
-    """Klambauer et al. 2017: fixed point at mean 0, variance 1."""
+    """Klambauer et al. (2017): constants with a fixed point at mean 0 and variance 1."""
     return _elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
@@ -234,7 +243,7 @@ def _leaky_relu(x: FloatExpr, slope: float = 0.01) -> FloatExpr:
 
 
 def _round(x: FloatExpr) -> FloatExpr:
-    """Half to even: floor(x), plus 1 beyond the half, plus 1 at the half where floor(x) is odd."""
+    """Half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is odd."""
     down = x.unary("FLOOR")
     rest = x - down
     odd = down - 2 * (down * 0.5).unary("FLOOR")
@@ -246,19 +255,19 @@ def _round_decimals(x: FloatExpr, *, decimals: int) -> FloatExpr:
 
 
 def _sign(x: FloatExpr) -> FloatExpr:
-    """0 for what is not a number, as in PyTorch."""
+    """Sign of x; 0 for NaN, as in PyTorch."""
     return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.full_like(0.0)))
 
 
 def _power(x: FloatExpr, exponent: float) -> FloatExpr:
-    """Whole exponents by squaring, which is right for negative x too; by logarithm otherwise."""
+    """Integer exponents by repeated squaring, which is correct for negative x too; other exponents by logarithm."""
     if exponent == 0:
         return x.equal(x).where(1.0, x.full_like(1.0))
     if abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
     if not math.isfinite(exponent):
         return x**exponent
-    if exponent != int(exponent):  # minus infinity counts as infinity, other negative numbers have no power
+    if exponent != int(exponent):  # minus infinity counts as infinity; other negative numbers give NaN
         return _exp(_log(x.equal(-math.inf).where(math.inf, x)) * exponent)
     if abs(exponent) > 64:
         magnitude = _exp(_log(abs(x)) * exponent)
@@ -285,7 +294,7 @@ def _nan_to_num(
     x: FloatExpr, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> FloatExpr:
     if not x.value.dtype.is_float:
-        return x  # whole numbers are all finite
+        return x  # integers are always finite
     largest = x.max_finite
     known = x.equal(x).where(x, 0.0 if nan is None else nan)
     below = known.greater(largest).where(largest if posinf is None else posinf, known)
@@ -293,13 +302,13 @@ def _nan_to_num(
 
 
 def _sinc(x: FloatExpr) -> FloatExpr:
-    """Normalized: sin(pi * x) / (pi * x), which is 1 to 2e-9 near 0, where 1 / y could overflow."""
+    """sin(pi * x) / (pi * x); near 0, where 1 / y could overflow, it is 1 to within 2e-9."""
     y = x * math.pi
     return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)
 
 
 _Step = Callable[[FloatExpr, int, FloatExpr, FloatExpr], FloatExpr]
-_MAX_DEGREE = 64  #: each is a few operators
+_MAX_DEGREE = 64  #: each degree is a few operators
 
 
 def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted: bool) -> Formula:
@@ -307,7 +316,9 @@ def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted
 
     def formula(x: FloatExpr, n: int) -> FloatExpr:
         if n > _MAX_DEGREE:
-            raise Unsupported(f"a polynomial of degree {n}; up to {_MAX_DEGREE} are written out")
+            raise Unsupported(
+                f"a polynomial of degree {n} ({_MAX_DEGREE} at most, as each degree takes a few operators)"
+            )
         if n <= 0:
             return _power(x, 0) * (0.0 if n < 0 else 1.0)
         y = 2 * x - 1 if shifted else x
