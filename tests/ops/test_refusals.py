@@ -226,7 +226,7 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "comparison_with_nan": (
         lambda x: given(x) > math.nan,
         [_ROWS],
-        "one of its operands is not a number (nan), which integers cannot hold",
+        "one of its operands is NaN, which integers cannot represent",
     ),
     "function_read_unquantized": (
         lambda x, y: given(torch.sigmoid(given(x)) + given(y)),

@@ -1,4 +1,6 @@
-"""Layers whose weight is computed while the program runs: targets want constants, but multiply any two matrices."""
+"""Layers whose weight is computed at run time, as matrix products: TOSA layers need constant weights, MATMUL does
+not.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ aten = torch.ops.aten
 
 
 def linear_by_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` as a product of matrices; a vector has one output channel, which the result has no dimension for."""
+    """``linear`` as a matrix product. A weight vector has one output channel, for which the result has no dimension."""
     result = torch.matmul(x, weight.t())
     return result if bias is None else result + bias
 
@@ -34,7 +36,7 @@ def convolution_by_matmul(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Tensor:
-    """x [(N,) C, ...], weight [OC, C / groups, ...]: its matrix times the window of every output as a column."""
+    """x [(N,) C, ...], weight [OC, C / groups, ...]: im2col, then a matrix product."""
     kernel = list(weight.shape[2:])
     stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
     if isinstance(padding, str):  # "same" puts the odd row or column after
@@ -68,7 +70,7 @@ def _dispatch_convolution(
 
 def _norm_rule(norm: Any) -> Callable[..., Tensor]:
     def rule(x: Tensor, of: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
-        """Standardized, then scaled; ``of`` are the trailing dimensions, or the number of groups."""
+        """Normalize, then scale and shift. ``of``: the normalized trailing dimensions, or the number of groups."""
         if norm is aten.rms_norm:
             y = aten.rms_norm(x, of, None, *rest[:1])
             return y if weight is None else y * weight
@@ -81,7 +83,7 @@ def _norm_rule(norm: Any) -> Callable[..., Tensor]:
     return rule
 
 
-#: What stands for an operator whose operands from a place to another are computed.
+#: Operator -> (positions of weight and bias, replacement if an operand there is computed at run time).
 RULES: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
     aten.linear.default: (slice(1, 2), linear_by_matmul),
     aten.convolution.default: (slice(1, 2), _dispatch_convolution),

@@ -1,4 +1,4 @@
-"""Fake quantization, as networks that were trained with it have it: real numbers in steps."""
+"""Decompositions of fake quantization, which networks from quantization-aware training contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TensorPair = tuple[Tensor, Tensor]
 def per_tensor(
     x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> TensorPair:
-    """(clamp(round(x / scale) + zero_point) - zero_point) * scale, and where nothing was clamped."""
+    """(clamp(round(x / scale) + zero_point) - zero_point) * scale, and the mask of elements that were not clamped."""
     step = torch.as_tensor(scale, dtype=torch.float32)  # the kernel multiplies by 1 / scale, rounded to float32
     steps = torch.round(x * (1.0 / step)) + zero_point
     result = (steps.clamp(quant_min, quant_max) - zero_point) * step
@@ -49,7 +49,7 @@ def per_channel_without_mask(
 def per_tensor_with_switch(
     x: Tensor, scale: Tensor, zero_point: Tensor, fake_quant_enabled: Tensor, quant_min: int, quant_max: int
 ) -> TensorPair:
-    """Or ``x`` as it is, nothing clamped, where ``fake_quant_enabled`` is 0."""
+    """Per tensor; if ``fake_quant_enabled`` is 0, x unchanged and a mask of ones."""
     result, within = per_tensor(x, scale, zero_point, quant_min, quant_max)
     enabled = fake_quant_enabled != 0
     return torch.where(enabled, result, x), within | ~enabled
@@ -59,7 +59,7 @@ def per_tensor_with_switch(
 def learnable_per_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
-    """Zero points are real numbers, rounded and clamped to the steps that there are; ``scale`` is [1]."""
+    """Learnable zero points are real numbers, which are rounded and clamped to the integer range; ``scale`` is [1]."""
     return per_tensor(x, scale, zero_point.round().clamp(quant_min, quant_max), quant_min, quant_max)[0]
 
 

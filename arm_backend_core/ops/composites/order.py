@@ -1,4 +1,4 @@
-"""Extremes, order and sums along a dimension."""
+"""Decompositions of extremes, sorting, order statistics, cumulative operators and histograms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _arg_extreme(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first of equal elements. argmax takes no booleans; -x of the smallest integer would be itself."""
+    """Index of the first extreme. argmax takes no booleans; -x overflows for the smallest integer, ~x does not."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -35,32 +35,35 @@ def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
 
 @decomposition(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Of equal elements the first, as in argmax."""
+    """Index of the smallest element, the first of equal ones as in argmax."""
     return _arg_extreme(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.max.default)
 def max_all(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Maximum over all dimensions."""
     return torch.amax(x)
 
 
 @decomposition(aten.min.default)
 def min_all(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Minimum over all dimensions."""
     return torch.amin(x)
 
 
 @decomposition(aten.aminmax.default)
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Both, over all dimensions where none is named."""
+    """Minimum and maximum over ``dim``, all dimensions if None."""
     dims = [] if dim is None else [dim]
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """Where the first elements are that are not 0, [size, rank]: behind as many elements as see fewer before them."""
+    """Indices of the first ``size`` nonzero elements, [size, rank].
+
+    The flat index of the k-th one is the number of elements whose running count of nonzeros is below k.
+    """
     seen = torch.cumsum((x != 0).reshape(-1).int(), 0)
     place = (seen < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], place
@@ -72,7 +75,7 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
 
 
 def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
+    """The k-th smallest element (k = ``rank``, from 1) along ``dim``, which is kept; NaN counts as the largest."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
     values, indices = torch.topk(x, rank, dim, largest=False)
@@ -87,27 +90,27 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """By topk, for which the CPU has a kernel, if not of truth values; its order of equal elements is no stable one."""
+    """Sort by topk, for which the CPU has a kernel, except for booleans. Its order of equal elements is not stable."""
     size, number = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         ones, indices = sort(x.to(number), dim, descending, stable=stable, quantized=quantized)
         return ones > 0, indices
     values, indices = torch.topk(x, size, dim, largest=descending)
     if stable:
-        few = x.dim() and size <= _MAX_STABLE_SORT
-        return values, _stable_argsort(x, dim, descending, number) if few else None
+        is_small = x.dim() and size <= _MAX_STABLE_SORT
+        return values, _stable_argsort(x, dim, descending, number) if is_small else None
     return values, indices
 
 
-#: Elements of which each is compared with all others.
+#: Largest dimension for a stable sort, which compares each element with all others.
 _MAX_STABLE_SORT = 64
 
 
 def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
-    """Where the elements are that stand first, second and so on, of equal ones the first; no numbers are largest."""
+    """Stable argsort by rank: an element's rank is the number of elements before it. NaN counts as the largest."""
     lined = x.transpose(dim, -1)
     this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
-    over, under = (other, this) if descending else (this, other)  # the other goes first where it is
+    over, under = (other, this) if descending else (this, other)  # true where the other element goes first
     ahead, behind = over > under, over < under
     if x.is_floating_point():
         ahead, behind = ahead | ((over != over) & (under == under)), behind | ((over == over) & (under != under))
@@ -120,13 +123,13 @@ def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) 
 
 @decomposition(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Of equal elements PyTorch names any, and so does this; here and below."""
+    """k-th smallest element and its index. The index of equal elements is arbitrary as in PyTorch, here and below."""
     return _apply_keepdim(_kth_smallest(x, dim, k), dim, keepdim)
 
 
 @decomposition(aten.median.dim, takes_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """Of an even number of elements the lower one in the middle; NaN where there is one."""
+    """Median, the lower one for an even number of elements; NaN if there is one."""
     value, index = _kth_smallest(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
     if x.is_floating_point() and not quantized and x.dim():
         unknown = torch.where(x != x, 1.0, 0.0)
@@ -137,14 +140,14 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -
 
 @decomposition(aten.mode.default, takes_quantized=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """The least of the elements that most others equal, and the last place where it is."""
+    """The smallest of the most frequent elements, and its last index."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     lined, number = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
     this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
     count = (this == other).to(number).sum(-1, dtype=number)
     most = count == count.amax(-1, keepdim=True)
-    # By place, as a chosen value would have another scale than x: PyTorch names the last.
+    # Selected by index, as a selected value would have another scale than x. PyTorch returns the last index.
     least = most & ~((other < this) & most.unsqueeze(-2)).any(-1)
     places = torch.where(least, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
     places = places.to(torch.int32).to(torch.int64)
@@ -156,12 +159,12 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
-    """Between the elements whose ranks are around q * (count - 1), which PyTorch computes in x's type."""
+    """Interpolate between the elements of the ranks around q * (count - 1), which PyTorch computes in the type of x."""
     lined, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
     rank = float(torch.tensor(q, dtype=lined.dtype) * (lined.shape[axis] - 1))
-    whole: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
-    weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in whole else rank % 1
-    first = whole.get(interpolation, math.floor)(rank)
+    rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
+    weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in rounding else rank % 1
+    first = rounding.get(interpolation, math.floor)(rank)
     found, _ = _kth_smallest(lined, axis, first + 1)
     if weight:
         found = found * (1 - weight) + _kth_smallest(lined, axis, first + 2)[0] * weight
@@ -173,19 +176,19 @@ def quantile(
 
 @decomposition(aten.median.default)
 def median(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Median over all dimensions."""
     return torch.median(_flatten_nonempty(x), 0)[0]
 
 
 def _flatten_nonempty(x: Tensor) -> Tensor:
     if not x.numel():
-        raise Unsupported("the median of a tensor without elements")
+        raise Unsupported("the median of an empty tensor")
     return x.reshape(-1)
 
 
 @decomposition(aten.nanmedian.dim, takes_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
-    """The same of what is a number: that comes first in order where NaN counts as infinity."""
+    """Median of the elements that are not NaN. With NaN replaced by infinity these come first in order."""
     if quantized or not x.is_floating_point() or not x.dim():
         return median_dim(x, dim, keepdim, quantized=quantized)
     known = x == x
@@ -205,10 +208,10 @@ def nanmean(
     dtype: torch.dtype | None = None,
     quantized: bool = False,
 ) -> Tensor:
-    """Mean of what is a number."""
+    """Mean of the elements that are not NaN."""
     dims = list(range(x.dim())) if not dim else list(dim)
     x = x.to(dtype or x.dtype)
-    if quantized:  # integers are
+    if quantized:  # quantized values are never NaN
         return torch.mean(x, dims, keepdim)
     known = x == x
     return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
@@ -216,19 +219,19 @@ def nanmean(
 
 @decomposition(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Median of the elements that are not NaN, over all dimensions."""
     return torch.nanmedian(_flatten_nonempty(x), 0)[0]
 
 
 def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
-    """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
+    """Number of ``boundaries`` (last dimension) below x, or with ``right`` at most x; all of them for NaN."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 @decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """boundaries [N], x of any shape."""
+    """Index of the bucket of each element of x; boundaries [N]."""
     return _count_below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
@@ -242,7 +245,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """boundaries [N] or [..., N], x [..., M]; or a number, for boundaries [N]."""
+    """Insertion index of x [..., M] in sorted boundaries [N] or [..., N]; x may be a number for boundaries [N]."""
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
@@ -252,7 +255,7 @@ def searchsorted(
 
 @decomposition(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Whether each x is among the elements of ``known``."""
+    """Whether each element of x is in ``known``."""
     found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
     return ~found if invert else found
 
@@ -269,13 +272,13 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
 
 
-#: CONCAT takes so many.
+#: Largest number of operands of CONCAT.
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
+    """Sequential products, as 0 times an overflowed product is NaN. Quantized or many elements use a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
         return _prefix_scan(x, dim, dtype, torch.mul)
@@ -288,7 +291,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
 
 @decomposition(aten.cumsum.default, takes_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
+    """Quantized: a matrix product with a triangle of ones, which rounds once. Else a prefix scan."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
@@ -297,13 +300,13 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: 
 
 @decomposition(aten.logcumsumexp.default)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """ln of the cumulative sum of exp(x), each step without overflow."""
+    """ln of the cumulative sum of exp(x), by a prefix scan of logaddexp, which does not overflow."""
     return _prefix_scan(x, dim, x.dtype, torch.logaddexp)
 
 
 def _cumulative_extreme(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def both(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
-        """The extreme so far and where it was met last: the last place at which an element is the extreme so far."""
+        """Running extreme, and the last index at which an element equals the running extreme."""
         values, number = _prefix_scan(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
         if not x.dim():
             return values, torch.zeros((), dtype=torch.int64)
@@ -320,7 +323,10 @@ decomposition(aten.cummin.default, takes_quantized=True)(_cumulative_extreme(tor
 
 
 def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
-    """log2(n) steps: each joins what lies 1, 2, 4, ... elements before, so that infinity stays where it is."""
+    """Prefix scan (Hillis-Steele): log2(n) steps, each joining with the element 1, 2, 4, ... positions before.
+
+    Unlike a matrix product, it does not turn elements before an infinity into NaN.
+    """
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()
@@ -334,16 +340,16 @@ def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[
 
 @decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
-    """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
-    flat, all_of_them = x.reshape(-1, 1), min == max
-    low, high = (torch.amin(flat), torch.amax(flat)) if all_of_them else (min, max)
-    if quantized:  # numbers of parts have a scale, which no two need to share: elements are compared with the edges
+    """Count the elements in each of ``bins`` equal parts of [min, max]; if both are 0, of the range of x."""
+    flat, use_data_range = x.reshape(-1, 1), min == max
+    low, high = (torch.amin(flat), torch.amax(flat)) if use_data_range else (min, max)
+    if quantized:  # quantized bin numbers are inexact, so elements are compared with the edges
         edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
-        first, beyond = (flat >= flat, flat != flat) if all_of_them else (flat >= low, flat > high)
+        first, beyond = (flat >= flat, flat != flat) if use_data_range else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
         inside = torch.cat([first, *between], 1) & ~torch.cat([*between, beyond], 1)
         return inside.to(x.dtype).sum(0)
-    if all_of_them:
+    if use_data_range:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
     place = torch.floor((flat - low) * (bins / (high - low)))
@@ -353,7 +359,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """How many elements, or their weights' sum, are from each edge to the next; no weight counts that is not there."""
+    """Count the elements (or sum their weights) between neighbouring edges; weights of outside elements are ignored."""
     flat = x.reshape(-1, 1)
     reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
     inside = reached[:, :-1] & ~reached[:, 1:]
@@ -365,7 +371,7 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
 def histogram_of_equal_bins(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:
-    """Of equal parts of [low, high], or of what the elements span; of equal elements one to each side."""
+    """Histogram of equal bins over ``range``, else over the range of x, widened by 0.5 on each side if it is empty."""
     range = range or ((0.0, 1.0) if x.numel() == 0 else None)
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
     apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Images that are resized, and sampled at computed places."""
+"""Decompositions of resizing (1D, 3D, bicubic, antialiased) and of grid sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-# -- one and three dimensions, and the forms of core ATen --------------------------------------------------------
+# -- one and three dimensions, and core ATen overloads -----------------------------------------------------------
 
 
 def _resize_row(images: OpOverload) -> Callable[..., Tensor]:
@@ -48,7 +48,7 @@ def _with_sizes_or_factors(form: OpOverload, rank: int) -> Callable[..., Tensor]
         factors = [value for value in (*rest, *named.values()) if isinstance(value, float)]
         corners = [value for value in rest if isinstance(value, bool)]
         if len(factors) not in (0, rank):
-            raise Unsupported("resizing with a factor for some dimensions; give one for each, or sizes alone")
+            raise Unsupported("resizing with a factor for some dimensions only; give one for each dimension, or sizes")
         result: Tensor = form(x, None, *corners, factors) if factors else form(x, size, *corners, None)
         return result
 
@@ -61,7 +61,7 @@ for _images, _row, _depth in (
     (aten._upsample_nearest_exact2d, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact3d),
 ):
     decomposition(_row.vec)(_resize_row(_images.vec))  # x [N, C, L] as an image of one row
-    decomposition(_depth.vec)(_resize_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
+    decomposition(_depth.vec)(_resize_volume(_images.vec))  # x [N, C, D, H, W]: each slice, then along the depth
     decomposition(_row.default)(_with_sizes_or_factors(_row.vec, 1))
     decomposition(_depth.default)(_with_sizes_or_factors(_depth.vec, 3))
 decomposition(aten._upsample_nearest_exact2d.default)(_with_sizes_or_factors(aten._upsample_nearest_exact2d.vec, 2))
@@ -73,7 +73,7 @@ decomposition(aten._upsample_nearest_exact2d.default)(_with_sizes_or_factors(ate
 def _interpolation_weights(
     images: OpOverload, size: int, out: int, align_corners: bool, factor: float | None
 ) -> Tensor:
-    """[out, size]: what resizing one axis makes of the unit vectors."""
+    """Interpolation matrix [out, size]: the result of resizing the unit vectors along one axis."""
     square = torch.eye(size).reshape(1, 1, size, size)
     weights: Tensor = images(square, [out, size], align_corners, factor, None)
     return weights.reshape(out, size)
@@ -87,7 +87,7 @@ def _resize_separably(images: OpOverload) -> Callable[..., Tensor]:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Tensor:
-        """x [N, C, H, W]: along each axis a product with constant weights, which a target takes as a convolution's."""
+        """x [N, C, H, W]: a linear layer with constant weights along each axis, which targets run as convolution."""
         for axis, factor in ((2, scales_h), (3, scales_w)):
             if x.shape[axis] != size[axis - 2] or factor not in (None, 1.0):
                 weights = _interpolation_weights(images, x.shape[axis], size[axis - 2], align_corners, factor).to(
@@ -112,7 +112,7 @@ for _form in (
 def bicubic_vec(
     x: Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None = None
 ) -> Tensor:
-    """The form that torch.export writes."""
+    """The overload that torch.export emits."""
     sizes = size or [int(n * factor) for n, factor in zip(x.shape[2:], factors or (), strict=True)]
     return aten.upsample_bicubic2d(x, sizes, align_corners, *(factors or ()))
 
@@ -124,9 +124,9 @@ def bicubic_vec(
 def grid_sampler(
     x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, quantized: bool = False
 ) -> Tensor:
-    """x [N, C, (D,) H, W] at the places of ``grid`` [N, ..., 2 or 3], (x, y, z) from -1 to 1 (F.grid_sample).
+    """Sample x [N, C, (D,) H, W] at the positions ``grid`` [N, ..., 2 or 3], (x, y, z) from -1 to 1 (F.grid_sample).
 
-    Modes are numbered as PyTorch does: bilinear, nearest, bicubic; zeros, border, reflection.
+    Modes have PyTorch's numbers: bilinear, nearest, bicubic; zeros, border, reflection.
     """
     if interpolation == 2:
         raise Unsupported("grid_sample with bicubic interpolation; use bilinear")
@@ -137,8 +137,8 @@ def grid_sampler(
     wanted = [_grid_to_pixel(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
 
     def pixel(places: Sequence[Tensor]) -> Tensor:
-        """The pixels at whole coordinates, 0 outside: [N, ..., C]."""
-        # A quantized whole number is not whole, and of all pixels' numbers 8 bits would tell few apart.
+        """The pixels at integer coordinates, 0 outside the image: [N, ..., C]."""
+        # A quantized integer is only approximately one, and 8 bits cannot represent the flat index of a pixel.
         inside = [(place > -0.5) & (place < size - 0.5) for place, size in zip(places, sizes, strict=True)]
         index = torch.zeros((), dtype=number)
         for place, size in zip(places, sizes, strict=True):
@@ -149,7 +149,7 @@ def grid_sampler(
         return picked.reshape(*places[0].shape, channels) * hits
 
     def mixed(places: list[Tensor]) -> Tensor:
-        """The pixels around, the dimensions that ``places`` does not name being interpolated."""
+        """Interpolate linearly over the dimensions for which ``places`` has no coordinate."""
         if len(places) == len(sizes):
             return pixel(places)
         low = wanted[len(places)].floor()
@@ -160,9 +160,9 @@ def grid_sampler(
 
 
 def _grid_to_pixel(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """-1 to 1 as pixels: from the middle of the first to that of the last, or from border to border."""
+    """Map -1..1 to pixels: from centre to centre of the outer pixels (align_corners), or from border to border."""
     place = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
-    if padding == 2:  # every other stretch of the image's size runs backwards
+    if padding == 2:  # reflection: a triangle wave with the period of twice the image size
         low, span = (0.0, size - 1) if align_corners else (-0.5, size)
         beyond = torch.remainder((place - low).abs(), 2 * span) if span else torch.zeros_like(place)
         place = torch.minimum(beyond, 2 * span - beyond) + low

@@ -1,6 +1,7 @@
-"""Singular values and eigenvalues of small matrices, by rotations of pairs of columns until all are orthogonal.
+"""SVD, symmetric eigenvalues and pseudo-inverse of small matrices by one-sided Jacobi rotations (Hestenes 1958).
 
-One-sided Jacobi (Hestenes 1958): exact to some roundings of the largest value after as many sweeps as there are here.
+Pairs of columns are rotated until all columns are orthogonal. After _SWEEPS sweeps the error is a few roundings of the
+largest singular value.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from arm_backend_core.ops.composites.linear_algebra import max_magnitude
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
-_MAX_COLUMNS, _SWEEPS = 4, 6  #: Columns: six pairs, of twenty operators each in every sweep.
+_MAX_COLUMNS, _SWEEPS = 4, 6  #: Columns (four have six pairs) and sweeps; a rotation takes twenty operators.
 
 
 def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """U * S [.., m, n], S [.., n] in order, and V [.., n, n] of a = U @ S @ V^T, m >= n."""
+    """U * S [.., m, n], sorted S [.., n], and V [.., n, n] of a = U @ S @ V^T, m >= n."""
     m, n = a.shape[-2:]
     if n > _MAX_COLUMNS:
         raise Unsupported(f"singular values or eigenvalues of more than {_MAX_COLUMNS} ({m} x {n} matrices)")
-    most = max_magnitude(a)  # squares would leave the range
+    most = max_magnitude(a)  # avoids overflow of squares
     both = torch.cat([a / most, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
     columns = [both[..., i : i + 1] for i in range(n)]
     for p, q in list(combinations(range(n), 2)) * _SWEEPS:
@@ -32,7 +33,7 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
         first, second, product = (
             (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
         )
-        cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the angle
+        cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the rotation angle
         size = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
         tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -size, size))
         cosine = torch.rsqrt(tangent.square() + 1)
@@ -47,7 +48,7 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
 def svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^T; columns of U are 0 where S is, and signs are not LAPACK's."""
+    """U, S and V^T. Columns of U are 0 where S is 0; signs may differ from LAPACK's."""
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
@@ -60,18 +61,18 @@ def svd(
 
 @decomposition(aten._linalg_eigh.default)
 def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of a symmetric matrix, the smallest first, and their vectors, whose signs are not LAPACK's.
+    """Eigenvalues of a symmetric matrix in ascending order, and their vectors, whose signs may differ from LAPACK's.
 
-    Plus as much as makes none of them negative they are singular values.
+    A shift by the largest absolute row sum makes all eigenvalues non-negative, so that they are singular values.
     """
-    whole = _mirror_triangle(a, uplo)
-    shift = whole.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
-    _, sizes, vectors = _one_sided_jacobi(whole + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
+    symmetric = _mirror_triangle(a, uplo)
+    shift = symmetric.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    _, sizes, vectors = _one_sided_jacobi(symmetric + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
     return sizes - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
 
 
 def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
-    """Of one triangle."""
+    """The symmetric matrix of one triangle."""
     half = a.tril() if uplo == "L" else a.triu().mT
     return half + half.tril(-1).mT
 
@@ -80,7 +81,7 @@ def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
-    """Of singular values that are above ``atol`` and ``rtol`` times the largest; the others count as 0."""
+    """Pseudo-inverse; singular values at or below ``atol`` and ``rtol`` times the largest count as 0."""
     left, sizes, right = svd(_mirror_triangle(a) if hermitian else a)
     least = torch.zeros(()) if atol is None else atol.to(a.dtype)
     most = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
