@@ -83,24 +83,25 @@ def _convolve_3d(
         Ethos-U55
     and U65 support no kernel depth above 1.
     """
-    steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in window)
+    steps, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _require_constant(weight)
-    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
+    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
     n, h, w, c = slices[0].shape
-    out, per_group, deep, high, wide = kernel.shape
-    if groups > 1 and per_group == 1 and spread[1] == 1:  # depthwise: interleave the rows of the slices
+    out, per_group, kernel_depth, kernel_height, kernel_width = kernel.shape
+    if groups > 1 and per_group == 1 and dilations[1] == 1:  # depthwise: interleave the rows of the slices
         image = cx.b.reshape(
-            cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * deep, w, c)
+            cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * kernel_depth, w, c)
         )
-        kernel = kernel.swapaxes(2, 3).reshape(out, 1, high * deep, wide)
-        steps[1], pads[1] = steps[1] * deep, pads[1] * deep
+        kernel = kernel.swapaxes(2, 3).reshape(out, 1, kernel_height * kernel_depth, kernel_width)
+        steps[1], pads[1] = steps[1] * kernel_depth, pads[1] * kernel_depth
     elif groups > 1:  # each group needs its channels of all slices next to each other
-        columns = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, deep, c)), (0, 2, 1))
-        image, kernel = cx.b.reshape(columns, (n, h, w, deep * c)), kernel.reshape(out, -1, high, wide)
+        columns = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, kernel_depth, c)), (0, 2, 1))
+        image = cx.b.reshape(columns, (n, h, w, kernel_depth * c))
+        kernel = kernel.reshape(out, -1, kernel_height, kernel_width)
     else:
-        image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, high, wide)
+        image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, kernel_height, kernel_width)
     pad = (pads[1], pads[1], pads[2], pads[2])
-    geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
+    geometry = _Geometry((steps[1], steps[2]), pad, (dilations[1], dilations[2]), groups)
     result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
@@ -183,11 +184,11 @@ def conv_transpose(
             value = cx.b.transpose_conv2d(part, *constants, out_pad=ends, stride=steps, zps=zps)
             results.append(cx.requantize_sums(value, sums))
         except Unsupported:
-            whole = _transpose_conv_by_phases(
+            uncropped = _transpose_conv_by_phases(
                 cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype
             )
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
-            results.append(cx.b.slice(whole, (0, crop[0], crop[1], 0), size))
+            results.append(cx.b.slice(uncropped, (0, crop[0], crop[1], 0), size))
     return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 3)), cx.shape)
 
 
@@ -286,10 +287,10 @@ def _depthwise_conv(
     stride 2.
     """
     hardware = cx.target.hardware
-    most = hardware.largest_stride if hardware.npu else max(stride)
-    dense = tuple(max(step for step in range(1, most + 1) if full % step == 0) for full in stride)
-    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=dense, **attrs), sums)
-    for axis, (full, step) in enumerate(zip(stride, dense, strict=True), 1):
+    largest_stride = hardware.largest_stride if hardware.npu else max(stride)
+    supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
+    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
+    for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):
         value = take(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value
 

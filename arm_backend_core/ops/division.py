@@ -50,21 +50,21 @@ def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rest = nearest.value, rest_of_nearest.value
     else:
-        known = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
-        if known is not None and np.abs(known).min() > 1:
+        constant = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
+        if constant is not None and np.abs(constant).min() > 1:
             # x * round(2**31 / y) / 2**31 is off by at most 1/2: rounded, it is the quotient or one more.
-            inverse = b.const(np.rint((1 << 31) / known.astype(np.float64)), cx.dtype)
+            inverse = b.const(np.rint((1 << 31) / constant.astype(np.float64)), cx.dtype)
             quotient = b.mul(dividend, inverse, shift=31)
         else:
             quotient = b.bitwise("INTDIV", dividend, divisor)
         rest = b.sub(dividend, b.mul(quotient, divisor))
-    wrong = _signs_differ(cx, rest, divisor)
-    quotient = b.sub(quotient, wrong)
+    correction = _signs_differ(cx, rest, divisor)
+    quotient = b.sub(quotient, correction)
     if cx.dtype.is_float:  # 0 times an infinite divisor would be NaN
-        return quotient, FloatExpr(b, wrong).greater(0.5).where(
+        return quotient, FloatExpr(b, correction).greater(0.5).where(
             FloatExpr(b, b.add(rest, divisor)), FloatExpr(b, rest)
         ).value
-    return quotient, b.add(rest, b.mul(wrong, divisor))
+    return quotient, b.add(rest, b.mul(correction, divisor))
 
 
 def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
@@ -87,8 +87,8 @@ def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
     b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
     differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
-    some = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
+    nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, nonzero), kind), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, **_DISCONTINUOUS)
@@ -102,8 +102,8 @@ def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> 
     if not cx.dtype.is_float:
         return quotient
     b, rounded = cx.b, FloatExpr(cx.b, quotient)
-    none = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
-    return rounded.equal(0.0).where(none, rounded).value
+    signed_zero = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
+    return rounded.equal(0.0).where(signed_zero, rounded).value
 
 
 @op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_DISCONTINUOUS)
@@ -124,10 +124,10 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # A small quotient is not divided again: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, FloatExpr(cx.b, rest))
-    nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    left = left.equal(0.0).where(nothing, left)  # a zero has the sign of the dividend
-    beyond = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(nothing, left)
-    return abs(divisor).less(2.0**-120).where(nothing, beyond).value
+    zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    left = left.equal(0.0).where(zero, left)  # a zero has the sign of the dividend
+    bounded = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(zero, left)
+    return abs(divisor).less(2.0**-120).where(zero, bounded).value
 
 
 @op(aten.fmod.Tensor, aten.fmod.Scalar, **_DISCONTINUOUS)
@@ -172,16 +172,16 @@ def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
-        none = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
-        right = (divisor + none).mul(1 << bits)
-        whole = replace(cx, out=None, compute_dtype=DType.INT32)
-        value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
+        is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
+        right = (divisor + is_zero).mul(1 << bits)
+        int32_context = replace(cx, out=None, compute_dtype=DType.INT32)
+        value = plain.lower(int32_context, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
             return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
                 cx.q
             )
-        infinite = none.mul(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
-        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).requantize(cx.q)
+        saturation = is_zero.mul(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
+        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + saturation).requantize(cx.q)
 
     return rule
 

@@ -38,10 +38,9 @@ def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
         raise Unsupported("alpha=0 multiplies its second operand by 0; remove the operator")
-    known = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
-    if (
-        isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any()
-    ):  # for example a mask of zeros
+    addend = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
+    # An addend of zeros, for example a mask
+    if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not addend.any():
         return x.value
     right = cx.to_fixed_point(y)
     pair = cx.to_fixed_point(x), right.with_scale(right.scale * abs(factor))
@@ -140,16 +139,16 @@ def div(cx: Context, x: Operand, y: Operand) -> Value:
         return (dividend / y).value
     divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
-        grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.full_like(1.0))
-        dividend, divisor = dividend * grown, divisor * grown
+        factor = abs(divisor).less(_TINY).where(1 / _TINY, divisor.full_like(1.0))
+        dividend, divisor = dividend * factor, divisor * factor
     return (dividend / divisor).value
 
 
 def _may_be_tiny(divisor: Value) -> bool:
     if divisor.data is not None:
         return bool(np.any(np.abs(divisor.data) < _TINY))
-    maker = divisor.producer
-    return maker is None or maker.kind != "CLAMP" or maker.attrs["min_val"] < _TINY
+    producer = divisor.producer
+    return producer is None or producer.kind != "CLAMP" or producer.attrs["min_val"] < _TINY
 
 
 @div.integer_rule
@@ -161,22 +160,27 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
     dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
-    size = abs(divisor)
+    magnitude = abs(divisor)
     # The quotient of one step by one step, in steps of the result; and the smallest quotient that saturates.
-    unit = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
+    unit_quotient = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    most = math.ceil(2 * span / unit)
-    bits = min(max(most, dividend.peak).bit_length() + 1, 62)
-    if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: clip quotients that saturate
-        bits = most.bit_length() + 1
-        dividend = dividend.minimum(size.mul(most).with_scale(1.0)).maximum(size.mul(-most).with_scale(1.0))
-    peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
-    quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(size.maximum(1), cx.q.dtype), bits, peak)
+    max_quotient = math.ceil(2 * span / unit_quotient)
+    bits = min(max(max_quotient, dividend.peak).bit_length() + 1, 62)
+    # Too coarse: clip quotients that saturate.
+    if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and max_quotient < dividend.peak:
+        bits = max_quotient.bit_length() + 1
+        dividend = dividend.minimum(magnitude.mul(max_quotient).with_scale(1.0)).maximum(
+            magnitude.mul(-max_quotient).with_scale(1.0)
+        )
+    peak = min(max(max_quotient, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
+    quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(magnitude.maximum(1), cx.q.dtype), bits, peak)
     signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
-    infinite = (size.maximum(1) - size).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
-    total = quotient + infinite.with_scale(quotient.scale)
+    saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
+    total = quotient + saturation.with_scale(quotient.scale)
     # If more than 62 bits would have to be dropped, all finite quotients round to 0.
-    return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).requantize(cx.q)
+    return total.with_scale(
+        max(unit_quotient, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)
+    ).requantize(cx.q)
 
 
 def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:

@@ -101,10 +101,9 @@ def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
 def _one_hot(b: Builder, indices: Value, count: int) -> Value:
     """One-hot rows: indices [..., 1] -> int8 [..., count] with zero point ``_ONE_HOT_ZERO_POINT``."""
     axes = (1,) * (indices.rank - 1)
-    apart = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
-    return b.rescale(
-        b.sub(b.const(np.ones((*axes, 1)), DType.INT32), apart), DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT
-    )  # saturates
+    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
+    hits = b.sub(b.const(np.ones((*axes, 1)), DType.INT32), distance)
+    return b.rescale(hits, DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT)  # saturates negative numbers to 0
 
 
 def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:

@@ -173,8 +173,8 @@ class FixedPoint:
         """
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
-        least = 0 if x is self else min(ends)
-        low, high = (_round_shift_right(end, shift) for end in (least, max(ends)))
+        smallest = 0 if x is self else min(ends)
+        low, high = (_round_shift_right(end, shift) for end in (smallest, max(ends)))
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
         return FixedPoint(self.b, self.b.mul(self.value, self._operand(x).value, shift), low, high, scale * 2.0**shift)
@@ -277,12 +277,8 @@ class FixedPoint:
 
     def _rescaled_interval(self, factor: float) -> tuple[int, int]:
         """Interval after RESCALE. Raises OverflowError if RESCALE does not accept all values of this interval."""
-        if (
-            not -(_rescale_input_limit(np.array([factor]))[0] + 1)
-            <= self.low
-            <= self.high
-            <= _rescale_input_limit(np.array([factor]))[0]
-        ):
+        limit = _rescale_input_limit(np.array([factor]))[0]
+        if not -(limit + 1) <= self.low <= self.high <= limit:
             raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
         multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
         low, high = (_round_shift_right(end * multiplier, shift) for end in (self.low, self.high))
@@ -450,12 +446,12 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
             f"its operands count in steps of {x.scale:.2g} and {y.scale:.2g}, its result in steps of "
             f"{float(out.scale):.2g}, too fine for 32 bits; calibrate with samples in which it is not constant"
         )
-    for narrow, other in ((x, y), (y, x)):
-        computed = narrow.value.data is other.value.data is None
-        if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= step:
-            times = int(narrow.scale / step)  # MUL is one operation on Ethos-U; a RESCALE takes 700 cycles
-            pair = narrow.mul(times), _to_int32_scale(other, narrow.scale / times)
-            return pair if narrow is x else pair[::-1]
+    for short, other in ((x, y), (y, x)):
+        computed = short.value.data is other.value.data is None
+        if computed and (short.dtype, other.dtype) == (DType.INT16, DType.INT32) and short.scale >= step:
+            factor = int(short.scale / step)  # MUL is one operation on Ethos-U; a RESCALE takes 700 cycles
+            pair = short.mul(factor), _to_int32_scale(other, short.scale / factor)
+            return pair if short is x else pair[::-1]
     return _to_int32_scale(x, step), _to_int32_scale(y, step)
 
 
@@ -473,14 +469,14 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
         NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Two int16 operands need
         no conversion: they are one operation already.
     """
-    pair, kinds = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
+    pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     step = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
-    mixed = set(kinds) == {DType.INT8, DType.INT16} and DType.INT8 in kinds[:2]
-    held = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
-    if not (x.b.target.hardware.npu and mixed and held and step <= float(out.scale)):
+    is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
+    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
+    if not (x.b.target.hardware.npu and is_mixed and fits and step <= float(out.scale)):
         return None
-    short = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in short)
+    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
+    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in operands)
     return left, right
 
 
@@ -500,11 +496,11 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
         return _saturate_negligible(y, x, out)[::-1]
     if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
         return x, y
-    room = 0.0 if out is None else out.real_peak
-    if 0 < 2 * room < x.scale:
-        x = x.sign().with_scale(2 * room)
-    most = 2 * (x.real_peak + room)
-    return x, y.sign().with_scale(most) if y.scale > most else y
+    result_peak = 0.0 if out is None else out.real_peak
+    if 0 < 2 * result_peak < x.scale:
+        x = x.sign().with_scale(2 * result_peak)
+    limit = 2 * (x.real_peak + result_peak)
+    return x, y.sign().with_scale(limit) if y.scale > limit else y
 
 
 def _guard_bits(x: FixedPoint, most: int) -> int:

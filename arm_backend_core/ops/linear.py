@@ -54,16 +54,20 @@ def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator
     assert sums.residual_bias is not None
     matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
     products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
-    step, most = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
-    coarse = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
-    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / most)), weight.shape[:1]).reshape(coarse.shape)
-    real = FixedPoint(cx.b, coarse, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
-        cx.b, scales, DType.INT16, most / Q15_MAX
+    step, max_scale = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
+    sums_int16 = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
+    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / max_scale)), weight.shape[:1]).reshape(sums_int16.shape)
+    product = FixedPoint(cx.b, sums_int16, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
+        cx.b, scales, DType.INT16, max_scale / Q15_MAX
     )
     bias = (
-        np.rint((sums.offsets * sums.scales + sums.residual_bias) / real.scale).astype(np.int64).reshape(coarse.shape)
+        np.rint((sums.offsets * sums.scales + sums.residual_bias) / product.scale)
+        .astype(np.int64)
+        .reshape(sums_int16.shape)
     )
-    return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).requantize(cx.q)
+    return (product + FixedPoint.const(cx.b, bias, DType.INT32, product.scale) if bias.any() else product).requantize(
+        cx.q
+    )
 
 
 def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
@@ -71,9 +75,8 @@ def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     if a.q is None or b.q is None:
         if a.q is not b.q:
             raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
-        return cx.b.cast(
-            cx.b.matmul(a.value, b.value), cx.dtype
-        )  # TOSA accumulates int8 in INT32, FP16 and BF16 in FP32
+        # TOSA accumulates int8 in INT32, FP16 and BF16 in FP32.
+        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
     left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
@@ -106,8 +109,8 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
         high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
         scale = 2.0**14  # another scale than above: Vela fuses no RESCALE that two operators share
-        rest = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
-        low = cx.b.rescale(rest.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
+        remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
+        low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
         return high, FixedPoint(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
     (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
@@ -152,7 +155,7 @@ def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tupl
     """Broadcast x to [N, rows, columns], where N is the product of the batch dimensions."""
     lead = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
     value = cx.b.reshape(x.value, (*lead, *shape[-2:]))
-    repeats = [wanted // size for wanted, size in zip(batch, lead, strict=True)]
+    repeats = [target // size for target, size in zip(batch, lead, strict=True)]
     if value.data is not None:
         value = cx.b.const(np.tile(value.data, (*repeats, 1, 1)), value.dtype)
     else:

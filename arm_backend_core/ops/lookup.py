@@ -52,22 +52,21 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     if parts > 1 and q.dtype is DType.INT8:
         return b.table(x.value, _quantize_entries(_extrapolate_nearest(real, defined)[:-1:256], q))
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
-    whole = FixedPoint(b, index, -Q15_MAX - 1, Q15_MAX)
+    operand = FixedPoint(b, index, -Q15_MAX - 1, Q15_MAX)
     form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
-    angle, entries, step, lacking = _build_table(real.tobytes(), parts == 1, *form)
+    angle, entries, step, corrections = _build_table(real.tobytes(), parts == 1, *form)
     if angle:
-        return _sinusoid_by_angle_addition(whole, real, angle).requantize(q)
-    if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
+        return _sinusoid_by_angle_addition(operand, real, angle).requantize(q)
+    if not corrections and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return FixedPoint(b, b.table(index, entries), low, high, step / 128).requantize(q)
     # An int16 TABLE whose INT32 result is not rescaled to int16 takes six NPU operations.
-    total = whole.apply_table(entries, step)
-    for middle, gain, rest in lacking:
-        near = (whole.to_int32() - middle).rescale(DType.INT16, gain, saturate=True)
-        unit = (
-            max(float(np.abs(rest).max()), float(np.abs(np.diff(rest)).max())) / Q15_MAX
-        )  # REQUIRE in TABLE: differences of neighbours fit int16
-        first, second = to_common_scale(total, near.apply_table(rest / unit, unit), q)
+    total = operand.apply_table(entries, step)
+    for middle, gain, values in corrections:
+        zoomed = (operand.to_int32() - middle).rescale(DType.INT16, gain, saturate=True)
+        # REQUIRE in TABLE: differences of neighbouring entries fit int16
+        scale = max(float(np.abs(values).max()), float(np.abs(np.diff(values)).max())) / Q15_MAX
+        first, second = to_common_scale(total, zoomed.apply_table(values / scale, scale), q)
         total = first + second
     return total.requantize(q)
 
@@ -91,18 +90,17 @@ def _build_table(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array,
     if exact:
         _interpolate_to_domain_ends(points, real, defined)
     # An int16 result has entries at its own scale; an int8 result at the finest scale that covers its range.
-    most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
-    peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
+    limit = 2.0 * float(q.scale) * (q.qmax - q.qmin)
+    peak = max(float(np.abs(points).clip(max=limit).max()), 1e-30)
     fine = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)
     entries = _quantize_entries(points, fine)
-    if (
-        np.abs(np.diff(entries)).max() > Q15_MAX
-    ):  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
+    # REQUIRE in TABLE: differences of neighbouring entries fit int16. At a jump, entries are halved: one step of error.
+    if np.abs(np.diff(entries)).max() > Q15_MAX:
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
         entries = _quantize_entries(points, fine)
     angle = sinusoid_angle(real) if exact else 0.0
-    lacking = list(_correction_tables(real, defined, entries, fine, q)) if exact and not angle else []
-    return angle, entries, float(fine.scale), lacking
+    corrections = list(_correction_tables(real, defined, entries, fine, q)) if exact and not angle else []
+    return angle, entries, float(fine.scale), corrections
 
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, parts: int = 1) -> Array:
@@ -153,22 +151,23 @@ def _correction_tables(
         The int16 at the middle of the part, the factor by which its grid is finer, and the 513 values to add.
     """
     lines = np.interp(_INDEX, _INDEX[::128], fine.dequantize(entries))
-    rest, off = np.zeros(real.size), np.zeros(real.size)
-    for numbers, grid in ((rest, fine), (off, q)):  # error of the sum of tables, and error of the clipped result
+    table_error, result_error = np.zeros(real.size), np.zeros(real.size)
+    # The error of the sum of tables, and the error of the clipped result
+    for error, grid in ((table_error, fine), (result_error, q)):
         low, high = (float(grid.scale) * (end - grid.zero_point) for end in (grid.qmin, grid.qmax))
-        numbers[defined] = (np.clip(real, low, high) - np.clip(lines, low, high))[defined]
+        error[defined] = (np.clip(real, low, high) - np.clip(lines, low, high))[defined]
     span = float(q.scale) * (q.qmax - q.qmin)
     for _ in range(2):
-        if np.abs(off).max() <= span * 2.0**-9 or (off**2).mean() <= (span * 2.0**-13) ** 2:
+        if np.abs(result_error).max() <= span * 2.0**-9 or (result_error**2).mean() <= (span * 2.0**-13) ** 2:
             return
-        gained, start, gain, values, missed = max(
-            (_best_correction(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0)
+        reduction, start, gain, values, remaining = max(
+            (_best_correction(table_error, result_error, gain) for gain in (128, 32, 8)), key=itemgetter(0)
         )
-        if gained < (off**2).sum() / 8:  # the error is spread over more places, or no finer grid reduces it
+        if reduction < (result_error**2).sum() / 8:  # the error is spread over more places, or no finer grid reduces it
             return
         yield start + 32768 // gain - 32768, gain, values
-        for numbers in (rest, off):
-            numbers[start : start + missed.size] = missed
+        for error in (table_error, result_error):
+            error[start : start + remaining.size] = remaining
 
 
 def _best_correction(rest: Array, off: Array, gain: int) -> tuple[float, int, int, Array, Array]:
@@ -185,8 +184,8 @@ def _best_correction(rest: Array, off: Array, gain: int) -> tuple[float, int, in
     part = rest[start : start + length + 1]
     values = part[:: 128 // gain].copy()
     values[[0, -2, -1]] = 0.0  # 0 outside the part as well: index 32767 interpolates between the last two
-    missed = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // gain), values)
-    return float(sums[start + length] - sums[start] - (missed**2).sum()), start, gain, values, missed
+    remaining = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // gain), values)
+    return float(sums[start + length] - sums[start] - (remaining**2).sum()), start, gain, values, remaining
 
 
 #: Every int16, and 32768, where the last interval of a table ends.

@@ -98,7 +98,7 @@ def t(cx: Context, x: Tensor) -> Value:
 def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """Repeat dimensions of size 1."""
     shape = (1,) * (len(cx.shape) - x.rank) + x.shape
-    multiples = [wanted // size for wanted, size in zip(cx.shape, shape, strict=True)]
+    multiples = [target // size for target, size in zip(cx.shape, shape, strict=True)]
     return cx.b.tile(cx.b.reshape(x.value, shape), multiples)
 
 
@@ -184,9 +184,9 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     """pad: (before, after) pairs, last dimension first; negative amounts crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
-    kept = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
+    cropped = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
     fill = value if x.q is None else int(x.q.quantize(torch.tensor(float(value)).double().numpy()))
-    return cx.b.pad(kept, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
+    return cx.b.pad(cropped, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
 #: Mode -> source index of padded index i, for a dimension of ``size`` elements of which ``kept`` are not cropped.
@@ -206,8 +206,8 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
     for i in range(len(pad) // 2):
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
-        kept = range(size)[max(-before, 0) : size - max(-after, 0)]
-        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, kept) for j in range(-before, size + after)])
+        valid = range(size)[max(-before, 0) : size - max(-after, 0)]
+        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, valid) for j in range(-before, size + after)])
     return result
 
 

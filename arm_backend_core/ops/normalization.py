@@ -52,15 +52,20 @@ def batch_norm(
     """
     if training or running_mean is None or running_var is None:
         swap = [1, 0, *range(2, x.rank)]
-        first = cx.b.transpose(x.value, swap)
-        rows = Tensor(cx.b.reshape(first, (1, first.shape[0], -(-first.size // first.shape[0]))), x.q)
+        channels_first = cx.b.transpose(x.value, swap)
+        rows = Tensor(
+            cx.b.reshape(
+                channels_first, (1, channels_first.shape[0], -(-channels_first.size // channels_first.shape[0]))
+            ),
+            x.q,
+        )
         standard = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
-        return cx.b.transpose(cx.b.reshape(standard, first.shape), swap)
+        return cx.b.transpose(cx.b.reshape(standard, channels_first.shape), swap)
     gain, offset = _fold_statistics(cx, weight, bias, running_mean, running_var, eps)
-    along = (-1,) + (1,) * (x.rank - 2)
+    channel_shape = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:
-        scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(along), x.value.dtype))
-        return cx.b.add(scaled, cx.b.const(offset.reshape(along), x.value.dtype))
+        scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(channel_shape), x.value.dtype))
+        return cx.b.add(scaled, cx.b.const(offset.reshape(channel_shape), x.value.dtype))
     return _batch_norm_integer(cx, x, gain, offset)
 
 

@@ -150,27 +150,27 @@ class Context:
         computed in INT32, the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as in
         PyTorch. Boolean and quantized results are computed as they are.
         """
-        kind, *narrows = (
+        wide_dtype, *narrow_dtypes = (
             (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
             if self.dtype.is_float
             else (DType.INT32, DType.INT8, DType.INT16)
         )
 
-        def wide(x: Any) -> Any:
+        def widen(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
-                return [wide(item) for item in x]
-            if not isinstance(x, Tensor) or x.value.dtype not in narrows:
+                return [widen(item) for item in x]
+            if not isinstance(x, Tensor) or x.value.dtype not in narrow_dtypes:
                 return x
-            known = x.value.data  # a constant stays one
-            return Tensor(self.b.cast(x.value, kind) if known is None else self.b.const(known, kind))
+            data = x.value.data  # a constant stays one
+            return Tensor(self.b.cast(x.value, wide_dtype) if data is None else self.b.const(data, wide_dtype))
 
-        def rounded(value: Value) -> Value:
-            return self.b.cast(value, self.dtype) if value.dtype is kind else value
+        def narrow(value: Value) -> Value:
+            return self.b.cast(value, self.dtype) if value.dtype is wide_dtype else value
 
         if self.dtype is DType.BOOL or self.out is not None:
             return rule(self, *args, **kwargs)
-        result = rule(replace(self, compute_dtype=kind), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
-        return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
+        result = rule(replace(self, compute_dtype=wide_dtype), *widen(args), **{k: widen(x) for k, x in kwargs.items()})
+        return [narrow(value) for value in result] if isinstance(result, list) else narrow(result)
 
     def to_fixed_point(self, x: Tensor | float) -> FixedPoint:
         """An operand as fixed-point value.
@@ -198,8 +198,8 @@ class Context:
     def integer_to_fixed_point(self, x: Tensor) -> FixedPoint:
         """A plain integer or boolean operand as fixed-point value with scale 1."""
         value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
-        known = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
-        return known.assume_range(0, 1) if x.value.dtype is DType.BOOL else known
+        result = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
+        return result.assume_range(0, 1) if x.value.dtype is DType.BOOL else result
 
     def requantize_sums(self, value: Value, sums: Accumulator) -> Value:
         """Convert an accumulator to the result's parameters.
@@ -210,7 +210,7 @@ class Context:
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """Convert ``x`` to parameters ``q``; constants are converted at compile time."""
-        whole = self.to_fixed_point(x)
+        operand = self.to_fixed_point(x)
         if q.same(x.q):
             return x.value
-        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else whole.requantize(q)
+        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else operand.requantize(q)

@@ -77,9 +77,9 @@ def max_pool(
 ) -> Value:
     """x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    image, apart = to_nhwc_image(cx.b, x.value, spatial + 2), height_width(dilation, spatial, 1)
-    image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, apart))
-    if apart == (1, 1):
+    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), height_width(dilation, spatial, 1)
+    image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations))
+    if dilations == (1, 1):
         try:
             result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
         except Unsupported:  # the hardware does not support this padding: pad explicitly
@@ -87,7 +87,7 @@ def max_pool(
             image = cx.b.pad(image, [(0, 0), (top, bottom), (left, right), (0, 0)], _lowest_value(image.dtype))
             result = cx.b.max_pool2d(image, window.kernel, window.stride, (0, 0, 0, 0))
     else:
-        result = _dilated_max_pool(cx, image, window, apart)
+        result = _dilated_max_pool(cx, image, window, dilations)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
@@ -102,8 +102,8 @@ def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tupl
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
-    fill = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
-    image = b.pad(image, [(0, 0), (top, bottom + fill[0]), (left, right + fill[1]), (0, 0)], lowest)
+    extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
+    image = b.pad(image, [(0, 0), (top, bottom + extra[0]), (left, right + extra[1]), (0, 0)], lowest)
     rows, columns = image.shape[1] // dy, image.shape[2] // dx
     grid = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
     dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))

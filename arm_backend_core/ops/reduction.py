@@ -72,8 +72,8 @@ def sum_(
     """Sum over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
     # The FP profile adds no integers, so booleans are counted in FP32: exact up to 2**24 of them.
-    counted = x.value.dtype is DType.BOOL and not cx.target.integer
-    numbers = cx.b.cast(x.value, DType.FP32 if counted else cx.dtype)
+    counts_booleans = x.value.dtype is DType.BOOL and not cx.target.integer
+    numbers = cx.b.cast(x.value, DType.FP32 if counts_booleans else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
 
 
@@ -202,10 +202,10 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     while count > 1:
         half = count // 2
         left, right = (cx.b.narrow(signs.value, 1, start, half) for start in (0, half))
-        odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
-        signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *odd], 1)), half + len(odd)
-    size = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
-    return cx.b.reshape((size * signs).requantize(cx.q), cx.shape)
+        last_odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
+        signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *last_odd], 1)), half + len(last_odd)
+    magnitude = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
+    return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
 @op(aten.argmax.default)

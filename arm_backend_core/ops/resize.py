@@ -109,15 +109,15 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 
 def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
     sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
-    picked = [_nearest_indices(*side, shift) for side in sides]
-    if picked == [list(range(size)) for size in x.shape[2:]]:
+    indices = [_nearest_indices(*side, shift) for side in sides]
+    if indices == [list(range(size)) for size in x.shape[2:]]:
         return x.value
     samplings = [_nearest_sampling(*side, shift) for side in sides]
     image = to_nhwc(cx.b, x.value)
-    exact = all(sampling.nearest() == wanted for sampling, wanted in zip(samplings, picked, strict=True))
+    exact = all(sampling.nearest() == expected for sampling, expected in zip(samplings, indices, strict=True))
     if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
-    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, picked[0]), 2, picked[1]))
+    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, indices[0]), 2, indices[1]))
 
 
 def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:
@@ -170,8 +170,8 @@ def bilinear(
     factors = ((2, scales_h), (3, scales_w))
     samplings = [_linear_sampling(x.shape[i], cx.shape[i], f, align_corners) for i, f in factors]
     image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
-    wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
-    reason = _resize_refusal(cx, image, wide, samplings, "BILINEAR")
+    accumulator_dtype = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
+    reason = _resize_refusal(cx, image, accumulator_dtype, samplings, "BILINEAR")
     if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
         result = image  # works around a bug in Vela: resized_same in docs/contributors/vela.md
     elif reason is None:
@@ -183,7 +183,7 @@ def bilinear(
     else:
         result = _bilinear_by_conv(cx, image, samplings)
     result = to_nchw(b, result)
-    return b.tile(result, [wanted // size for wanted, size in zip(cx.shape, result.shape, strict=True)])
+    return b.tile(result, [target // size for target, size in zip(cx.shape, result.shape, strict=True)])
 
 
 def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
@@ -213,11 +213,11 @@ def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_Sampling])
 
 def _interpolate_by_conv(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
     """The products, and the sum of the weights. Weights above int8 are split into two digits in base 127."""
-    b, wide = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+    b, accumulator_dtype = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
 
     def product(weights: np.ndarray) -> Value:
         kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
-        return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
+        return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), accumulator_dtype), pad=(0, 0, 0, 0))
 
     if sampling.unit <= _MAX_INT8_WEIGHT:
         return product(sampling.weights(sampling.unit)), sampling.unit

@@ -57,8 +57,8 @@ def spatial_mean(
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
     sliced = x.producer is not None and x.producer.kind == "SLICE"
     result = _mean_by_convolutions(b, image, q, out, sole_reader and not sliced)
-    kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
-    return b.reshape(result, kept)  # only the channel has more than one element, so the layout does not matter
+    kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
+    return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
 
 
 def window_means(
@@ -94,10 +94,12 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, so
     x = FixedPoint.of(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
-    free = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
-    lengths = [height * width] if free and height * width <= longest else [n for n in (height, width) if n > 1]
+    reshapes_freely = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
+    lengths = (
+        [height * width] if reshapes_freely and height * width <= longest else [n for n in (height, width) if n > 1]
+    )
     for length in lengths:
-        if free or x.value is not image:
+        if reshapes_freely or x.value is not image:
             x = replace(
                 x, value=b.reshape(x.value, (batch, length, *_group_channels(prod(x.shape[1:]) // length, channels)))
             )

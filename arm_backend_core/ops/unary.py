@@ -55,10 +55,10 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
 
         if cx.dtype in (DType.INT8, DType.INT16):
             return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
-        mark = len(cx.b.graph.ops)
+        first_op = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
-        if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds only once in any type
-            del cx.b.graph.ops[mark:]
+        if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once in any type
+            del cx.b.graph.ops[first_op:]
             result = cx.compute_wide(evaluate, *args, **kwargs)
         return result
 
@@ -295,10 +295,10 @@ def _nan_to_num(
 ) -> FloatExpr:
     if not x.value.dtype.is_float:
         return x  # integers are always finite
-    largest = x.max_finite
-    known = x.equal(x).where(x, 0.0 if nan is None else nan)
-    below = known.greater(largest).where(largest if posinf is None else posinf, known)
-    return below.less(-largest).where(-largest if neginf is None else neginf, below)
+    max_finite = x.max_finite
+    without_nan = x.equal(x).where(x, 0.0 if nan is None else nan)
+    bounded = without_nan.greater(max_finite).where(max_finite if posinf is None else posinf, without_nan)
+    return bounded.less(-max_finite).where(-max_finite if neginf is None else neginf, bounded)
 
 
 def _sinc(x: FloatExpr) -> FloatExpr:

@@ -47,9 +47,10 @@ def convolution_by_matmul(
     x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
     batch, sizes = x.shape[: -len(kernel) - 1], x.shape[-len(kernel) :]
     window = list(zip(sizes, kernel, stride, dilation, strict=True))
-    out = [(size - apart * (reach - 1) - 1) // step + 1 for size, reach, step, apart in window]
+    out = [(size - spacing * (reach - 1) - 1) // step + 1 for size, reach, step, spacing in window]
     taps = [
-        window_taps(size, n, reach, step, 0, apart) for n, (size, reach, step, apart) in zip(out, window, strict=True)
+        window_taps(size, n, reach, step, 0, spacing)
+        for n, (size, reach, step, spacing) in zip(out, window, strict=True)
     ]
     elements = torch.stack(
         [element for element, _ in iterate_window_elements(x, torch.tensor(0), taps)], len(batch) + 1

@@ -315,10 +315,8 @@ def index_add(
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
-    hits, rows = (
-        _match_indices(index.reshape(-1), x.shape[dim]),
-        source.transpose(dim, -1),
-    )  # [rows, places], [..., rows]
+    # [rows, places] and [..., rows]
+    hits, rows = _match_indices(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
     if quantized and x.is_floating_point():
         added = torch.matmul(rows, hits.to(x.dtype))
     else:

@@ -108,17 +108,17 @@ _MAX_STABLE_SORT = 64
 
 def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
     """Stable argsort by rank: an element's rank is the number of elements before it. NaN counts as the largest."""
-    lined = x.transpose(dim, -1)
-    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
+    last = x.transpose(dim, -1)
+    this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     over, under = (other, this) if descending else (this, other)  # true where the other element goes first
     ahead, behind = over > under, over < under
     if x.is_floating_point():
         ahead, behind = ahead | ((over != over) & (under == under)), behind | ((over == over) & (under != under))
-    count = lined.shape[-1]
+    count = last.shape[-1]
     earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
     rank, places = (ahead | (~behind & earlier)).to(number).sum(-1, dtype=number), torch.arange(count, dtype=number)
-    found = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
-    return found.to(torch.int32).to(torch.int64).transpose(dim, -1)
+    indices = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
+    return indices.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
 
 @decomposition(aten.kthvalue.default)
@@ -143,16 +143,16 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     """The smallest of the most frequent elements, and its last index."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
-    lined, number = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
-    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
-    count = (this == other).to(number).sum(-1, dtype=number)
-    most = count == count.amax(-1, keepdim=True)
+    last, dtype = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
+    this, other = last.unsqueeze(-1), last.unsqueeze(-2)
+    count = (this == other).to(dtype).sum(-1, dtype=dtype)
+    is_most_frequent = count == count.amax(-1, keepdim=True)
     # Selected by index, as a selected value would have another scale than x. PyTorch returns the last index.
-    least = most & ~((other < this) & most.unsqueeze(-2)).any(-1)
-    places = torch.where(least, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
+    is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
+    places = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     places = places.to(torch.int32).to(torch.int64)
-    found = torch.gather(lined, -1, places).transpose(dim, -1), places.transpose(dim, -1)
-    return _apply_keepdim(found, dim, keepdim)
+    result = torch.gather(last, -1, places).transpose(dim, -1), places.transpose(dim, -1)
+    return _apply_keepdim(result, dim, keepdim)
 
 
 @decomposition(aten.quantile.scalar, takes_quantized=True)
@@ -160,18 +160,24 @@ def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
     """Interpolate between the elements of the ranks around q * (count - 1), which PyTorch computes in the type of x."""
-    lined, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
-    rank = float(torch.tensor(q, dtype=lined.dtype) * (lined.shape[axis] - 1))
+    values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
+    rank = float(torch.tensor(q, dtype=values.dtype) * (values.shape[axis] - 1))
     rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
     weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in rounding else rank % 1
     first = rounding.get(interpolation, math.floor)(rank)
-    found, _ = _kth_smallest(lined, axis, first + 1)
+    value, _ = _kth_smallest(values, axis, first + 1)
     if weight:
-        found = found * (1 - weight) + _kth_smallest(lined, axis, first + 2)[0] * weight
+        value = value * (1 - weight) + _kth_smallest(values, axis, first + 2)[0] * weight
     if not how["quantized"]:
-        found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
-    kept = [1] * x.dim() if keepdim else []
-    return found.reshape(kept) if lined.dim() != x.dim() or dim is None else found if keepdim else found.squeeze(axis)
+        value = torch.where((values != values).any(axis, keepdim=True), math.nan, value)
+    kept_shape = [1] * x.dim() if keepdim else []
+    return (
+        value.reshape(kept_shape)
+        if values.dim() != x.dim() or dim is None
+        else value
+        if keepdim
+        else value.squeeze(axis)
+    )
 
 
 @decomposition(aten.median.default)
@@ -249,15 +255,15 @@ def searchsorted(
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
-    wanted = x.unsqueeze(-1) if isinstance(x, Tensor) else x
-    return _count_below(boundaries, wanted, out_int32, right or side == "right")
+    expanded = x.unsqueeze(-1) if isinstance(x, Tensor) else x
+    return _count_below(boundaries, expanded, out_int32, right or side == "right")
 
 
 @decomposition(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each element of x is in ``known``."""
-    found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
-    return ~found if invert else found
+    is_member = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
+    return ~is_member if invert else is_member
 
 
 def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -374,7 +380,7 @@ def histogram_of_equal_bins(
     """Histogram of equal bins over ``range``, else over the range of x, widened by 0.5 on each side if it is empty."""
     range = range or ((0.0, 1.0) if x.numel() == 0 else None)
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
-    apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)
-    low, high = low - apart, high + apart
+    margin = torch.where(low == high, 0.5, 0.0).to(x.dtype)
+    low, high = low - margin, high + margin
     edges = low + (high - low) * (torch.arange(bins, dtype=x.dtype) / bins)
     return histogram(x, torch.cat([edges, high.reshape(1)]), **how)

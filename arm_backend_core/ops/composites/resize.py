@@ -132,15 +132,15 @@ def grid_sampler(
         raise Unsupported("grid_sample with bicubic interpolation; use bilinear")
     batch, channels, *sizes = x.shape
     pixels = x.flatten(2).transpose(1, 2).reshape(-1, channels)
-    number = torch.int32 if quantized else torch.float32
-    images = torch.arange(batch, dtype=number).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
-    wanted = [_grid_to_pixel(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
+    dtype = torch.int32 if quantized else torch.float32
+    images = torch.arange(batch, dtype=dtype).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
+    coordinates = [_grid_to_pixel(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
 
-    def pixel(places: Sequence[Tensor]) -> Tensor:
+    def read_pixels(places: Sequence[Tensor]) -> Tensor:
         """The pixels at integer coordinates, 0 outside the image: [N, ..., C]."""
         # A quantized integer is only approximately one, and 8 bits cannot represent the flat index of a pixel.
         inside = [(place > -0.5) & (place < size - 0.5) for place, size in zip(places, sizes, strict=True)]
-        index = torch.zeros((), dtype=number)
+        index = torch.zeros((), dtype=dtype)
         for place, size in zip(places, sizes, strict=True):
             near = place.clamp(0, size - 1)
             index = index * size + ((near + 0.5).to(torch.int32).clamp(max=size - 1) if quantized else near)
@@ -148,15 +148,17 @@ def grid_sampler(
         hits = functools.reduce(torch.logical_and, inside).unsqueeze(-1).to(x.dtype)
         return picked.reshape(*places[0].shape, channels) * hits
 
-    def mixed(places: list[Tensor]) -> Tensor:
+    def interpolate(places: list[Tensor]) -> Tensor:
         """Interpolate linearly over the dimensions for which ``places`` has no coordinate."""
         if len(places) == len(sizes):
-            return pixel(places)
-        low = wanted[len(places)].floor()
-        part = (wanted[len(places)] - low).unsqueeze(-1)
-        return mixed([*places, low]) * (1 - part) + mixed([*places, low + 1]) * part
+            return read_pixels(places)
+        low = coordinates[len(places)].floor()
+        fraction = (coordinates[len(places)] - low).unsqueeze(-1)
+        return interpolate([*places, low]) * (1 - fraction) + interpolate([*places, low + 1]) * fraction
 
-    return (pixel([place.round() for place in wanted]) if interpolation == 1 else mixed([])).movedim(-1, 1)
+    return (read_pixels([place.round() for place in coordinates]) if interpolation == 1 else interpolate([])).movedim(
+        -1, 1
+    )
 
 
 def _grid_to_pixel(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:

@@ -37,11 +37,11 @@ def unfold(
             batch, channels, rows, kernel[0], columns, kernel[1]
         )
         return x.permute(0, 1, 3, 5, 2, 4).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
-    pictures = []
+    slices = []
     for i, j in product(range(kernel[0]), range(kernel[1])):
-        down = x[:, :, i * dilation[0] : i * dilation[0] + (rows - 1) * stride[0] + 1 : stride[0]]
-        pictures.append(down[..., j * dilation[1] : j * dilation[1] + (columns - 1) * stride[1] + 1 : stride[1]])
-    return torch.stack(pictures, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
+        rows_of_slice = x[:, :, i * dilation[0] : i * dilation[0] + (rows - 1) * stride[0] + 1 : stride[0]]
+        slices.append(rows_of_slice[..., j * dilation[1] : j * dilation[1] + (columns - 1) * stride[1] + 1 : stride[1]])
+    return torch.stack(slices, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
 @decomposition(aten.col2im.default, takes_quantized=True)
@@ -70,23 +70,23 @@ def fold(
         image = grid.reshape(batch, -1, rows * kernel[0], columns * kernel[1])
         return F.pad(image, (0, output_size[1] - image.shape[3], 0, output_size[0] - image.shape[2]))
     if not quantized:
-        pictures = x.reshape(batch, -1, area, rows, columns)
+        slices = x.reshape(batch, -1, area, rows, columns)
         height, width = rows * stride[0], columns * stride[1]
-        parts = []
+        terms = []
         for place in range(area):
-            picture = pictures[:, :, place].reshape(batch, -1, rows, 1, columns, 1)
-            apart = F.pad(picture, (0, stride[1] - 1, 0, 0, 0, stride[0] - 1))
+            part = slices[:, :, place].reshape(batch, -1, rows, 1, columns, 1)
+            dilated = F.pad(part, (0, stride[1] - 1, 0, 0, 0, stride[0] - 1))
             top, left = (at * dilation[i] - padding[i] for i, at in enumerate(divmod(place, kernel[1])))
             edges = left, output_size[1] - left - width, top, output_size[0] - top - height
-            parts.append(F.pad(apart.reshape(batch, -1, height, width), edges))
-        return functools.reduce(torch.add, parts)
+            terms.append(F.pad(dilated.reshape(batch, -1, height, width), edges))
+        return functools.reduce(torch.add, terms)
     ends = [
         size - (count - 1) * stride[i] - spans[i] + 2 * padding[i]
         for i, (size, count) in enumerate(zip(output_size, (rows, columns), strict=True))
     ]
     places = torch.eye(area, dtype=x.dtype).reshape(area, 1, *kernel)
-    pictures = x.reshape(-1, area, rows, columns)
-    image = F.conv_transpose2d(pictures, places, None, stride, padding, ends, 1, dilation)
+    slices = x.reshape(-1, area, rows, columns)
+    image = F.conv_transpose2d(slices, places, None, stride, padding, ends, 1, dilation)
     return image.reshape(batch, -1, *output_size)
 
 
@@ -262,8 +262,8 @@ def conv_transpose(
     for i, step in enumerate(stride):
         axis = x.dim() - spatial + i
         if step > 1:
-            apart = F.pad(x.unsqueeze(axis + 1), [0, 0] * (spatial - 1 - i) + [0, step - 1])
-            x = apart.flatten(axis, axis + 1)
+            dilated = F.pad(x.unsqueeze(axis + 1), [0, 0] * (spatial - 1 - i) + [0, step - 1])
+            x = dilated.flatten(axis, axis + 1)
         reach = dilation[i] * (weight.shape[2 + i] - 1) - padding[i]
         pads = [reach, reach + extra[i] - (step - 1), *pads]
     mirrored = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(*range(2, spatial + 2))

@@ -41,8 +41,8 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     total. The left shift by h - 1 is exact, so the relative error does not depend on v.
     """
     assert v.high < 1 << 30
-    less = v.leading_zeros() - 1
-    steps = less.shift_right(less.full_like(1)) - 1  # (z - 1 + 1) >> 1, less one
+    zeros_minus_one = v.leading_zeros() - 1
+    steps = zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1  # (z - 1 + 1) >> 1, less one
     normalized = v.with_scale(1.0).shift_left(steps + steps, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
     root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
@@ -70,13 +70,13 @@ def logarithm(v: FixedPoint) -> FixedPoint:
 
 def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
     """exp(v) as int16 for real v at any scale, from results that ``out`` rounds to 0 up to its saturation."""
-    most = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
-    low, high = math.log(float(out.scale) / 8), math.log(most)
+    peak = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
+    low, high = math.log(float(out.scale) / 8), math.log(peak)
     middle, half = (high + low) / 2, (high - low) / 2
     if v.scale < half * 2.0**-24:  # so fine that round(middle / v.scale) exceeds INT32; the lost bits are negligible
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
-    return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / most * Q15_MAX, most / Q15_MAX)
+    return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
 
 
 #: The mantissa m in [1, 2) at the table's points.

@@ -121,15 +121,15 @@ def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool)
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
-    up = bits + round(math.log2(squares.scale))  # a sum of several parts may have a larger scale
-    scaled = squares.shift_left(up) if up > 0 else squares.shift_right(-up) if up else squares
+    shift = bits + round(math.log2(squares.scale))  # a sum of several parts may have a larger scale
+    scaled = squares.shift_left(shift) if shift > 0 else squares.shift_right(-shift) if shift else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
         difference = scaled - total.mul(mean22, 22 - bits)
         return difference.assume_range(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
     unit = 2.0**-bits
-    times = -2 * rows.zero_point
-    cross = (total.mul(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).with_scale(unit)
+    factor = -2 * rows.zero_point
+    cross = (total.mul(factor << bits) if bits >= 0 else total.rescale(I32, factor * 2.0**bits)).with_scale(unit)
     square = scaled + cross + round(n * rows.zero_point**2 * 2.0**bits)
     return square.assume_range(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
@@ -196,17 +196,18 @@ class Energy:
         drop = 28 if centre else 29
         exponent, _ = _mantissa_and_exponent(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
-        most = min(28, -(exponent + 2 * bits - drop) // 2)
-        more = 2 - bits if bits < 0 and most >= 2 - bits else 0  # fractional bits of ``fine`` beyond those of c
-        fine = x.mul_power_of_two(bits + more)
+        max_shift = min(28, -(exponent + 2 * bits - drop) // 2)
+        # Fractional bits of ``fine`` beyond those of c
+        extra_bits = 2 - bits if bits < 0 and max_shift >= 2 - bits else 0
+        fine = x.mul_power_of_two(bits + extra_bits)
         if centre and bits < 0:
-            fine = fine - rows.mean(bits + more)
+            fine = fine - rows.mean(bits + extra_bits)
         elif centre:
             total = rows.sum_of(fine)
             fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
-        c = fine.shift_right(more) if more else fine
-        shift = _normalizing_shift(abs(c), rows, bool(more)).minimum(most).maximum(more)
-        shifted = fine.with_scale(1.0).shift_left(shift - more, 1 << 29)
+        c = fine.shift_right(extra_bits) if extra_bits else fine
+        shift = _normalizing_shift(abs(c), rows, bool(extra_bits)).minimum(max_shift).maximum(extra_bits)
+        shifted = fine.with_scale(1.0).shift_left(shift - extra_bits, 1 << 29)
         squares = rows.sum_of(shifted.mul(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
@@ -231,8 +232,8 @@ def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> 
     zeros = (total + rows.n if rounded else total).leading_zeros()
     if rows.n <= _LONG_ROW:
         return zeros - 3
-    most = rows.max_of(size)
-    both = zeros + (most + 1 if rounded else most).leading_zeros()
+    peak = rows.max_of(size)
+    both = zeros + (peak + 1 if rounded else peak).leading_zeros()
     return (both - 8).maximum(0).shift_right(both.full_like(1))  # (both - 7) // 2, so that M * A is below 2**57
 
 

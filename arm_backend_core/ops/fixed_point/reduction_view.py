@@ -55,9 +55,9 @@ class ReductionView:
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
         axes = sorted(axis % x.rank for axis in axes)
         n = prod(x.shape[axis] for axis in axes)
-        fewest = max(-(-n // LONGEST), 1)
+        min_parts = max(-(-n // LONGEST), 1)
         parts = (
-            next((parts for parts in range(fewest, LONGEST + 1) if n % parts == 0), None)
+            next((parts for parts in range(min_parts, LONGEST + 1) if n % parts == 0), None)
             if n <= _MAX_ELEMENTS
             else None
         )
@@ -66,17 +66,17 @@ class ReductionView:
                 f"a reduction over {n} elements ({_MAX_ELEMENTS} at most, in equal parts of {LONGEST} at most)"
             )
         order = tuple(range(x.rank))
-        whole = FixedPoint(b, x, *x.dtype.range, float(q.scale))
+        fixed = FixedPoint(b, x, *x.dtype.range, float(q.scale))
         if len(axes) == parts == 1:
-            return cls(whole, q.zero_point, axes[0], x.shape, order)
+            return cls(fixed, q.zero_point, axes[0], x.shape, order)
         if axes != list(range(axes[0], axes[0] + len(axes))):
             order = (*(axis for axis in order if axis not in axes), *axes)
-        moved = b.transpose(x, order)
+        permuted = b.transpose(x, order)
         start = order.index(axes[0])
-        before, after = moved.shape[:start], moved.shape[start + len(axes) :]
+        before, after = permuted.shape[:start], permuted.shape[start + len(axes) :]
         shape = (prod(before), *((parts,) if parts > 1 else ()), n // parts, *after)
         axis = len(shape) - len(after) - 1
-        return cls(replace(whole, value=b.reshape(moved, shape)), q.zero_point, axis, x.shape, order, parts)
+        return cls(replace(fixed, value=b.reshape(permuted, shape)), q.zero_point, axis, x.shape, order, parts)
 
     @property
     def n(self) -> int:

@@ -115,8 +115,8 @@ class _ExpTableIndex:
             int8
         by another zero point, int16 by other powers of two.
         """
-        narrow = self.rows.x.dtype is DType.INT8
-        gain, zero_point = (1.0, variant) if narrow else (2.0**variant, 0)
+        is_int8 = self.rows.x.dtype is DType.INT8
+        gain, zero_point = (1.0, variant) if is_int8 else (2.0**variant, 0)
         x = self.rows.x.sub_zero_point(zero_point).rescale(I32, gain)
         start = self.start.sub_zero_point(zero_point).rescale(I32, self.stride * gain)
         index = (x.with_scale(1.0) - start.with_scale(1.0)).rescale(I16, self.factor / gain, saturate=True)
