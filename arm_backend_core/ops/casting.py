@@ -33,7 +33,9 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     """Truncate real numbers to INT32. A number within one fractional step below an integer counts as that integer."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
-        raise Unsupported(f"cast of a quantized tensor with values up to {x.real_peak:g} to integers")
+        raise Unsupported(
+            f"cast of a quantized tensor with values up to {x.real_peak:g} to integers, above the limit of 2**28"
+        )
     steps = x.rescale(DType.INT32, x.scale * 2.0**bits)
     nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # the shift rounds: Ethos-U55 has no truncating one
     inward = cx.b.sub(steps.value, cx.b.mul(steps.sign().value, nearly_half))

@@ -336,8 +336,9 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
     factors = np.minimum(scales / np.asarray(out.scale, dtype=np.float64), 2.0 * span)
     if x.dtype is DType.INT48 and float((peaks * factors).max()) >= 1 << 31:
         raise Unsupported(
-            f"its result was calibrated to a range {float((peaks * factors).max()) / span:.0e} times smaller than what "
-            "it can reach, more than RESCALE can saturate; calibrate with samples in which it is not constant"
+            "its accumulator can exceed the calibrated range of its result "
+            f"{float((peaks * factors).max()) / span:.0e} times, more than RESCALE can saturate; calibrate with samples "
+            "in which the result is not constant"
         )
     if x.dtype is not DType.INT48 and np.any(peaks > _rescale_input_limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
@@ -391,7 +392,7 @@ class Accumulator:
         flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
         sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
         if np.any(sums > top):
-            raise Unsupported(f"a sum of {flat.shape[1]} products, which {dtype.value} might not hold; split channels")
+            raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
         if np.any(np.abs(bias) > (top - sums) * scales):
             return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
         offsets = np.rint(bias / scales)
@@ -414,8 +415,8 @@ class Accumulator:
         step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
         if step > float(out.scale) / 4:
             raise Unsupported(
-                f"its bias has no place in {self.dtype.value} sums that count in steps of {self.scales.min():.2g}, its "
-                f"result in steps of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
+                f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
+                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
         fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
         bias = FixedPoint.const(b, np.rint(self.residual_bias / step).astype(np.int64), DType.INT32, step)
@@ -443,8 +444,8 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
         raise Unsupported(
-            f"its operands count in steps of {x.scale:.2g} and {y.scale:.2g}, its result in steps of "
-            f"{float(out.scale):.2g}, too fine for 32 bits; calibrate with samples in which it is not constant"
+            f"its operands have scales of {x.scale:.2g} and {y.scale:.2g}, its result has a scale of "
+            f"{float(out.scale):.2g}, too small for 32 bits; calibrate with samples in which the result is not constant"
         )
     for short, other in ((x, y), (y, x)):
         computed = short.value.data is other.value.data is None

@@ -86,7 +86,7 @@ def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     peak = float(left.peak * right.peak * a.shape[-1])
     if peak > sums.dtype.range[1]:
         name = sums.dtype.value
-        raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which {name} might not hold; split it")
+        raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which may exceed {name}; split it")
     return requantize(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
@@ -119,8 +119,8 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     if step > float(cx.q.scale):
         raise Unsupported(
-            f"a product over {k} int16 elements that {cx.target.name} sums in steps of {step:.2g}, its result has "
-            f"steps of {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
+            f"a matrix product over {k} int16 elements, which {cx.target.name} sums at a scale of {step:.2g}; its "
+            f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
         )
 
     def product(left: FixedPoint, right: FixedPoint, weight: int) -> FixedPoint:

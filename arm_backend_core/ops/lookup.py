@@ -48,7 +48,9 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     real = evaluate_on_operand(function, x.q, parts)
     defined = np.flatnonzero(~np.isnan(real))
     if not defined.size:
-        raise Unsupported("the function has no value anywhere in its calibrated range; calibrate with other samples")
+        raise Unsupported(
+            "the function has no value anywhere in its calibrated range (NaN everywhere); calibrate with other samples"
+        )
     if parts > 1 and q.dtype is DType.INT8:
         return b.table(x.value, _quantize_entries(_extrapolate_nearest(real, defined)[:-1:256], q))
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value

@@ -112,7 +112,7 @@ def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
     """Convert operands to the first one's parameters (annotation shares them), or cast them to the result's type."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
-        raise Unsupported("some of its operands are quantized and others are not")
+        raise Unsupported("some of its operands are quantized and others are not; annotate all (set_global)")
     return [cx.b.cast(x.value, cx.dtype) if first is None else cx.requantize(x, first) for x in tensors]
 
 

@@ -90,7 +90,9 @@ class Tensor:
             Unsupported: not a constant.
         """
         if self.value.data is None:
-            raise Unsupported("an operand must be a constant (a parameter or buffer of the model), but is computed")
+            raise Unsupported(
+                "an operand is computed at run time; it must be a constant (a parameter or buffer of the model)"
+            )
         return self.value.data.astype(np.float64) if self.q is None else self.q.dequantize(self.value.data)
 
 
@@ -188,7 +190,9 @@ class Context:
             if x.q is None:
                 raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
             if np.ndim(x.q.scale):
-                raise Unsupported("an operand has a scale for each channel, as weights have; quantize it per tensor")
+                raise Unsupported(
+                    "an operand has per-channel scales, which only weights can have; quantize it per tensor"
+                )
             return FixedPoint.of(self.b, x.value, x.q)
         if math.isnan(x):
             raise Unsupported("one of its operands is NaN, which integers cannot represent")

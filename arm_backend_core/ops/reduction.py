@@ -84,7 +84,9 @@ def _(
     x = at_least_1d(cx, x)
     if x.q is None:  # plain integers with a quantized result
         if x.value.dtype is not DType.BOOL:
-            raise Unsupported(f"a sum of {x.value.dtype.name.lower()} as real numbers; convert them first")
+            raise Unsupported(
+                f"a quantized sum of plain {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
+            )
         x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
     assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _normalize_axes(x, dim), cx.q), cx.shape)

@@ -322,7 +322,7 @@ def test_bias_that_no_steps_can_hold() -> None:
     bias = Tensor(Value((4,), DType.FP32, "b", np.ones(4, np.float32)))
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
     rule = _integer_rule(aten.linear.default)
-    with pytest.raises(Unsupported, match=r"its bias has no place in int32 sums .* in which neither is constant"):
+    with pytest.raises(Unsupported, match=r"its bias does not fit int32 sums .* in which neither is constant"):
         rule(Context(Builder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
 
 

@@ -159,7 +159,7 @@ def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> t
     """L and U in one matrix, the swapped rows counted from 1, and the first zero pivot counted from 1, or 0."""
     if not pivot:
         raise Unsupported("LU factorization without pivoting; call it with pivot=True")
-    factors, places = _lu_with_pivoting(a, a.shape[-1], "the factors L and U")
+    factors, places = _lu_with_pivoting(a, a.shape[-1], "LU factorization")
     is_zero = (factors.diagonal(0, -2, -1) == 0).int()
     info = torch.where(is_zero.amax(-1) == 1, is_zero.argmax(-1).int() + 1, 0)
     return factors, places.int() + 1, info
@@ -204,7 +204,7 @@ def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, a
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The triangular L with L @ L^T = a, column by column; ``upper`` reads the upper triangle and returns U."""
     rows, columns, a = torch.arange(a.shape[-1])[:, None], [], a.mT if upper else a
-    for k in _pivot_range(a.shape[-2], a.shape[-1], "the Cholesky factor"):
+    for k in _pivot_range(a.shape[-2], a.shape[-1], "Cholesky factorization"):
         column = torch.where(rows < k, 0.0, a[..., k : k + 1] / torch.sqrt(a[..., k : k + 1, k : k + 1]))
         a = a - column * column.mT
         columns.append(column)
@@ -225,7 +225,7 @@ def _householder_qr(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], l
     """
     size, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
     r, mirrors, gains = a / size, list[Tensor](), list[Tensor]()
-    for k in _pivot_range(a.shape[-2], a.shape[-1], "the factors Q and R"):
+    for k in _pivot_range(a.shape[-2], a.shape[-1], "QR factorization"):
         head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
         rest = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + rest)
@@ -267,7 +267,7 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
     if not left:
         return ormqr(a, tau, other.mT, transpose=not transpose).mT
     rows = torch.arange(a.shape[-2])[:, None]
-    for k in _pivot_range(a.shape[-2], tau.shape[-1], "products of mirrors")[:: 1 if transpose else -1]:
+    for k in _pivot_range(a.shape[-2], tau.shape[-1], "products of reflectors")[:: 1 if transpose else -1]:
         mirror = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
         other = _apply_reflector(other, mirror, tau[..., k, None, None])
     return other

@@ -418,7 +418,7 @@ def index_put(
     present = [index for index in indices if index is not None]
     if present[0].dtype is torch.bool:
         if len(present) > 1 or accumulate or (values.numel() != 1 and present[0].dim() != x.dim()):
-            raise Unsupported("several values at the places of a mask of some dimensions; write it with torch.where")
+            raise Unsupported("index_put of several values by a mask of some dimensions; write it with torch.where")
         if values.numel() != 1:
             return masked_scatter(x, present[0], values)
         mask = present[0].reshape(present[0].shape + (1,) * (x.dim() - present[0].dim() - axes[0]))

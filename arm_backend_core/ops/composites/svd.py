@@ -24,7 +24,9 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
     """U * S [.., m, n], sorted S [.., n], and V [.., n, n] of a = U @ S @ V^T, m >= n."""
     m, n = a.shape[-2:]
     if n > _MAX_COLUMNS:
-        raise Unsupported(f"singular values or eigenvalues of more than {_MAX_COLUMNS} ({m} x {n} matrices)")
+        raise Unsupported(
+            f"singular values or eigenvalues of {m} x {n} matrices; the smaller side may be {_MAX_COLUMNS} at most"
+        )
     most = max_magnitude(a)  # avoids overflow of squares
     both = torch.cat([a / most, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
     columns = [both[..., i : i + 1] for i in range(n)]

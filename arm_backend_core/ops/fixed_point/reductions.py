@@ -65,7 +65,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     squares = squares.with_scale(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
     if squares.scale > float(out.scale) and q.dtype is DType.INT16:
         raise Unsupported(
-            f"a variance in steps of {float(out.scale):.2g}, finer than the {squares.scale:.2g} of its sums; "
+            f"a variance at a scale of {float(out.scale):.2g}, below the {squares.scale:.2g} of its sums; "
             "subtract the mean first, or take the standard deviation"
         )
     return _restore_axes(x, axes, squares, out)

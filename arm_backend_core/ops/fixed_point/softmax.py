@@ -73,8 +73,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
 def _require_step(out: QParams, step: float, operator: str) -> None:
     if float(out.scale) < step * 0.99:
         raise Unsupported(
-            f"{operator} in steps of {float(out.scale):.2g}, finer than the {step:.2g} of its sums; leave the "
-            "result's range as the quantizer sets it"
+            f"{operator} with a result scale of {float(out.scale):.2g}, below the {step:.2g} of its sums; keep the "
+            "result range that the quantizer sets"
         )
 
 
