@@ -337,8 +337,8 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
     if x.dtype is DType.INT48 and float((peaks * factors).max()) >= 1 << 31:
         raise Unsupported(
             "its accumulator can exceed the calibrated range of its result "
-            f"{float((peaks * factors).max()) / span:.0e} times, more than RESCALE can saturate; calibrate with samples "
-            "in which the result is not constant"
+            f"{float((peaks * factors).max()) / span:.0e} times, more than RESCALE can saturate; "
+            "calibrate with samples in which the result is not constant"
         )
     if x.dtype is not DType.INT48 and np.any(peaks > _rescale_input_limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
@@ -461,9 +461,8 @@ def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPo
 
     An NPU adds and rescales int16 in one operation. Either one operand is rounded to the other's scale, which is at
     most the result's scale, or both are rounded to the result's scale. The result is off by one step at most. Each
-    operand
-    saves two passes over INT32: 8.0 -> 2.6 cycles for an element of int8 and one of int16 on U55-128, 2.6 -> 0.8 on
-    U85-256.
+    operand saves two passes over INT32: 8.0 -> 2.6 cycles for an element of int8 and one of int16 on U55-128, 2.6 ->
+    0.8 on U85-256.
 
     Returns:
         The operands as INT32 at one scale (RESCALEs of int16 that fuse into the addition). None on targets without an

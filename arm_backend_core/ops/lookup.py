@@ -29,8 +29,7 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     (TOSA 1.0): 513 entries, one for every 128th value, with linear interpolation and an INT32 result that has 7
     fractional bits. An int8 operand is multiplied by 256 first, so that it falls on entries exactly. Where
     interpolation has a large error, for example at a pole, a second TABLE for that part of the range adds a correction.
-    Sinusoids of
-    many periods have a large error everywhere: see ``_sinusoid_by_angle_addition``.
+    Sinusoids of many periods have a large error everywhere: see ``_sinusoid_by_angle_addition``.
 
     Outside the function's domain, where rounding may bring an operand, the result is the value at the domain's end.
 

@@ -323,8 +323,7 @@ def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
     """Matrix exponential by scaling and squaring: the series of exp(a / 64) in 8 terms, squared six times.
 
     The error is 1e-8 plus rounding for a norm below 20. Each squaring doubles the rounding error, so a quantized
-    program
-    squares only twice, with 12 terms: 0.5 % at such a norm.
+    program squares only twice, with 12 terms: 0.5 % at such a norm.
     """
     squares, terms = (2, 12) if quantized else (6, 8)
     step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)
