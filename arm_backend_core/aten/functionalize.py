@@ -87,9 +87,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
     for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
-        parts = find_composite(
-            node
-        )  # PyTorch's own decomposition, which no table prevents, counts a list's end as a class
+        # PyTorch's own decomposition, which no table prevents, counts a list's end as a class
+        parts = find_composite(node)
         assert parts is not None
         node.target = parts.decompose
     try:
