@@ -173,20 +173,20 @@ def flex_attention(
     (query, key, value, *buffers), (score, mask) = tensors, functions
     sizes = (*query.shape[:3], key.shape[2])
     places = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
-    result, all_seen = (function.graph.output_node().all_input_nodes[0] for function in functions)
-    no_mask = all_seen.target is aten.new_ones.default  # the mask function that stands for "no mask"
-    seen = None if no_mask else _VectorizedInterpreter(mask).run(*places, *buffers[count:])
+    result, mask_result = (function.graph.output_node().all_input_nodes[0] for function in functions)
+    no_mask = mask_result.target is aten.new_ones.default  # the mask function that stands for "no mask"
+    visible = None if no_mask else _VectorizedInterpreter(mask).run(*places, *buffers[count:])
     if result is next(iter(score.graph.nodes)) and not (1 in read or 2 in read):
-        return [F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True), None, None]
+        return [F.scaled_dot_product_attention(query, key, value, visible, scale=scale, enable_gqa=True), None, None]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    scores = torch.matmul(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
+    score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = torch.matmul(query.to(score_dtype), key.to(score_dtype).transpose(-2, -1)) * scale
     scores = _VectorizedInterpreter(score).run(scores, *places, *buffers[:count])
-    scores = scores if seen is None else torch.where(seen, scores, -math.inf)
-    weights = torch.softmax(scores, -1) if seen is None else aten._safe_softmax(scores, -1)
-    attended = torch.matmul(weights.to(query.dtype), value)
+    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+    weights = torch.softmax(scores, -1) if visible is None else aten._safe_softmax(scores, -1)
+    context = torch.matmul(weights.to(query.dtype), value)
     sums = torch.logsumexp(scores, -1) / math.log(2) if 1 in read else None
-    return [attended, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
+    return [context, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
 
 
 class _VectorizedInterpreter(Interpreter):

@@ -26,10 +26,10 @@ def _to_entries(a: Tensor) -> list[list[Tensor]]:
     return [[a[..., i, j] for j in range(a.shape[-1])] for i in range(a.shape[-2])]
 
 
-def _pivot_range(rows: int, columns: int, what: str) -> range:
+def _pivot_range(rows: int, columns: int, operation: str) -> range:
     count = min(rows, columns)
     if count > _MAX_PIVOTS:
-        raise Unsupported(f"{what} of {rows} x {columns} matrices ({_MAX_PIVOTS} rows or columns at most)")
+        raise Unsupported(f"{operation} of {rows} x {columns} matrices ({_MAX_PIVOTS} rows or columns at most)")
     return range(count)
 
 
@@ -58,7 +58,7 @@ def _swap_rows(a: Tensor, k: int, place: Tensor) -> Tensor:
     return torch.where(rows == k, other, torch.where(chosen, a[..., k : k + 1, :], a))
 
 
-def _lu_with_pivoting(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tensor]:
+def _lu_with_pivoting(a: Tensor, columns: int, operation: str) -> tuple[Tensor, Tensor]:
     """LU factorization of the first ``columns`` with partial pivoting.
 
     The pivot is the largest element of its column, as in LAPACK.
@@ -67,22 +67,22 @@ def _lu_with_pivoting(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tenso
         L (without its unit diagonal) and U in one matrix; further columns become L^-1 times their permuted rows. And
         the row that each step swapped with its own.
     """
-    rows, numbers, places = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
-    for k in _pivot_range(a.shape[-2], columns, what):
-        place = a[..., k:, k].abs().argmax(-1) + k
-        a = _swap_rows(a, k, place)
+    rows, numbers, pivots = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
+    for k in _pivot_range(a.shape[-2], columns, operation):
+        pivot = a[..., k:, k].abs().argmax(-1) + k
+        a = _swap_rows(a, k, pivot)
         head = a[..., k : k + 1, k : k + 1]
         factor = torch.where(rows > k, a[..., k : k + 1] / replace_zero_by_one(head), 0.0)
         rest = a - factor * torch.where(numbers > k, a[..., k : k + 1, :], 0.0)
         a = torch.where((rows > k) & (numbers == k), factor, rest)
-        places.append(place)
-    return a, torch.stack(places, -1)
+        pivots.append(pivot)
+    return a, torch.stack(pivots, -1)
 
 
 def _permutation_sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
     """Sign of the permutation and diagonal of U, whose product is the determinant."""
-    factors, places = _lu_with_pivoting(a, a.shape[-1], "the determinant")
-    return torch.where(places == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
+    factors, pivots = _lu_with_pivoting(a, a.shape[-1], "the determinant")
+    return torch.where(pivots == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
 
 @decomposition(aten._linalg_det.default)
@@ -117,17 +117,17 @@ def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
 @decomposition(aten.linalg_inv_ex.default, takes_quantized=True)
 def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
     """Cofactors divided by the determinant. A singular matrix gives infinities and never an error."""
-    nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
+    no_info = torch.zeros(a.shape[:-2], dtype=torch.int32)
     if a.shape[-1] == 1:
-        return 1 / a, nothing
+        return 1 / a, no_info
     if a.shape[-1] > _MAX_FORMULA_ROWS:
-        return _solve_by_elimination(a, torch.eye(a.shape[-1], dtype=a.dtype)), nothing
+        return _solve_by_elimination(a, torch.eye(a.shape[-1], dtype=a.dtype)), no_info
     size = None if quantized else max_magnitude(a)
     rows = _to_entries(a if size is None else a / size)
     places = range(len(rows))
     cofactors = [[_determinant(_minor(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
     result = _from_entries(cofactors) / _determinant(rows)[..., None, None]
-    return result if size is None else result / size, nothing
+    return result if size is None else result / size, no_info
 
 
 @decomposition(aten._linalg_solve_ex.default, takes_quantized=True)
@@ -142,8 +142,8 @@ def solve(
     else:
         inverted, _ = inverse(a, quantized=quantized)
         result = inverted @ right if left else right @ inverted
-    nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
-    return result.squeeze(-1) if vector else result, None, None, nothing
+    no_info = torch.zeros(a.shape[:-2], dtype=torch.int32)
+    return result.squeeze(-1) if vector else result, None, None, no_info
 
 
 def _solve_by_elimination(a: Tensor, b: Tensor) -> Tensor:
@@ -159,10 +159,10 @@ def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> t
     """L and U in one matrix, the swapped rows counted from 1, and the first zero pivot counted from 1, or 0."""
     if not pivot:
         raise Unsupported("LU factorization without pivoting; call it with pivot=True")
-    factors, places = _lu_with_pivoting(a, a.shape[-1], "LU factorization")
+    factors, pivots = _lu_with_pivoting(a, a.shape[-1], "LU factorization")
     is_zero = (factors.diagonal(0, -2, -1) == 0).int()
     info = torch.where(is_zero.amax(-1) == 1, is_zero.argmax(-1).int() + 1, 0)
-    return factors, places.int() + 1, info
+    return factors, pivots.int() + 1, info
 
 
 @decomposition(aten.lu_unpack.default)
@@ -175,9 +175,9 @@ def lu_unpack(
     for k in range(count if unpack_pivots else 0):
         p = _swap_rows(p, k, pivots[..., k] - 1)
     lower = factors[..., :count].tril(-1) + torch.eye(rows, count, dtype=factors.dtype)
-    nothing = torch.zeros(0, dtype=factors.dtype)
-    data = (lower, factors[..., :count, :].triu()) if unpack_data else (nothing, nothing)
-    return p.mT if unpack_pivots else nothing, *data
+    empty = torch.zeros(0, dtype=factors.dtype)
+    data = (lower, factors[..., :count, :].triu()) if unpack_data else (empty, empty)
+    return p.mT if unpack_pivots else empty, *data
 
 
 @decomposition(aten.linalg_lu.default)
@@ -224,31 +224,31 @@ def _householder_qr(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], l
     Scale and sign follow LAPACK. A column that is 0 below the diagonal is not reflected.
     """
     size, rows = torch.ones(()) if quantized else max_magnitude(a), torch.arange(a.shape[-2])[:, None]
-    r, mirrors, gains = a / size, list[Tensor](), list[Tensor]()
+    r, reflectors, taus = a / size, list[Tensor](), list[Tensor]()
     for k in _pivot_range(a.shape[-2], a.shape[-1], "QR factorization"):
         head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
         rest = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + rest)
-        end = torch.where(head < 0, norm, -norm)  # the new diagonal element
-        gains.append(torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end)))
-        mirrors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - end)))
-        r = _apply_reflector(r, mirrors[-1], gains[-1])
-    return r.triu() * size, mirrors, gains
+        new_head = torch.where(head < 0, norm, -norm)  # the new diagonal element
+        taus.append(torch.where(rest == 0, 0.0, (new_head - head) / torch.where(rest == 0, 1.0, new_head)))
+        reflectors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - new_head)))
+        r = _apply_reflector(r, reflectors[-1], taus[-1])
+    return r.triu() * size, reflectors, taus
 
 
-def _apply_reflector(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
-    """(I - gain * mirror @ mirror^T) @ x."""
-    return x - gain * mirror @ (mirror.mT @ x)
+def _apply_reflector(x: Tensor, reflector: Tensor, tau: Tensor) -> Tensor:
+    """(I - tau * v @ v^T) @ x, where v is the reflector."""
+    return x - tau * reflector @ (reflector.mT @ x)
 
 
 @decomposition(aten.linalg_qr.default, takes_quantized=True)
 def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
     """QR factorization by Householder reflections."""
     rows, columns = a.shape[-2:]
-    r, mirrors, gains = _householder_qr(a, quantized)
+    r, reflectors, taus = _householder_qr(a, quantized)
     q = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows)
-    for mirror, gain in zip(mirrors, gains, strict=True):
-        q = q - q @ mirror @ (gain * mirror.mT)
+    for reflector, tau in zip(reflectors, taus, strict=True):
+        q = q - q @ reflector @ (tau * reflector.mT)
     count = rows if mode == "complete" else min(rows, columns)
     return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :]
 
@@ -256,9 +256,9 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
 @decomposition(aten.geqrf.default, takes_quantized=True)
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """R with the reflectors below its diagonal, and their factors tau."""
-    r, mirrors, gains = _householder_qr(a, quantized)
-    below = torch.cat(mirrors, -1).tril(-1)
-    return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(gains, -1)[..., 0, :]
+    r, reflectors, taus = _householder_qr(a, quantized)
+    below = torch.cat(reflectors, -1).tril(-1)
+    return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(taus, -1)[..., 0, :]
 
 
 @decomposition(aten.ormqr.default)
@@ -268,8 +268,8 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
         return ormqr(a, tau, other.mT, transpose=not transpose).mT
     rows = torch.arange(a.shape[-2])[:, None]
     for k in _pivot_range(a.shape[-2], tau.shape[-1], "products of reflectors")[:: 1 if transpose else -1]:
-        mirror = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
-        other = _apply_reflector(other, mirror, tau[..., k, None, None])
+        reflector = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
+        other = _apply_reflector(other, reflector, tau[..., k, None, None])
     return other
 
 

@@ -34,11 +34,11 @@ def _resize_row(images: OpOverload) -> Callable[..., Tensor]:
 def _resize_volume(images: OpOverload) -> Callable[..., Tensor]:
     def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
         *corners, factors = rest
-        pictures = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
-        height, width = pictures.shape[2:]
-        deep = pictures.reshape(*x.shape[:3], height * width)
+        planes = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
+        height, width = planes.shape[2:]
+        flattened = planes.reshape(*x.shape[:3], height * width)
         size, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
-        return images(deep, size, *corners, factors).unflatten(-1, (height, width))
+        return images(flattened, size, *corners, factors).unflatten(-1, (height, width))
 
     return upsample
 

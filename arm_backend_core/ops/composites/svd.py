@@ -27,23 +27,23 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
         raise Unsupported(
             f"singular values or eigenvalues of {m} x {n} matrices; the smaller side may be {_MAX_COLUMNS} at most"
         )
-    most = max_magnitude(a)  # avoids overflow of squares
-    both = torch.cat([a / most, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
-    columns = [both[..., i : i + 1] for i in range(n)]
+    scale = max_magnitude(a)  # avoids overflow of squares
+    stacked = torch.cat([a / scale, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
+    columns = [stacked[..., i : i + 1] for i in range(n)]
     for p, q in list(combinations(range(n), 2)) * _SWEEPS:
         x, y = columns[p], columns[q]
         first, second, product = (
             (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
         )
         cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the rotation angle
-        size = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
-        tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -size, size))
+        magnitude = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
+        tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -magnitude, magnitude))
         cosine = torch.rsqrt(tangent.square() + 1)
         columns[p], columns[q] = cosine * (x - tangent * y), cosine * (tangent * x + y)
-    both = torch.cat(columns, -1)
-    sizes, order = torch.sqrt(both[..., :m, :].square().sum(-2)).sort(-1, descending=descending)
-    both = both @ (order.unsqueeze(-2) == torch.arange(n)[:, None]).to(a.dtype)
-    return both[..., :m, :] * most, sizes * most[..., 0], both[..., m:, :]
+    stacked = torch.cat(columns, -1)
+    singular_values, order = torch.sqrt(stacked[..., :m, :].square().sum(-2)).sort(-1, descending=descending)
+    stacked = stacked @ (order.unsqueeze(-2) == torch.arange(n)[:, None]).to(a.dtype)
+    return stacked[..., :m, :] * scale, singular_values * scale[..., 0], stacked[..., m:, :]
 
 
 @decomposition(aten._linalg_svd.default)
@@ -54,11 +54,11 @@ def svd(
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
-    scaled, sizes, right = _one_sided_jacobi(a if m >= n else a.mT, descending=True)
+    scaled, singular_values, right = _one_sided_jacobi(a if m >= n else a.mT, descending=True)
     if not compute_uv:
-        return (nothing := torch.zeros(0, dtype=a.dtype)), sizes, nothing
-    left = scaled / replace_zero_by_one(sizes).unsqueeze(-2)
-    return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
+        return (empty := torch.zeros(0, dtype=a.dtype)), singular_values, empty
+    left = scaled / replace_zero_by_one(singular_values).unsqueeze(-2)
+    return (left, singular_values, right.mT) if m >= n else (right, singular_values, left.mT)
 
 
 @decomposition(aten._linalg_eigh.default)
@@ -69,8 +69,10 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
     """
     symmetric = _mirror_triangle(a, uplo)
     shift = symmetric.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
-    _, sizes, vectors = _one_sided_jacobi(symmetric + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
-    return sizes - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
+    _, singular_values, vectors = _one_sided_jacobi(
+        symmetric + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False
+    )
+    return singular_values - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
 
 
 def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
@@ -84,10 +86,12 @@ def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
     """Pseudo-inverse; singular values at or below ``atol`` and ``rtol`` times the largest count as 0."""
-    left, sizes, right = svd(_mirror_triangle(a) if hermitian else a)
-    least = torch.zeros(()) if atol is None else atol.to(a.dtype)
-    most = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
-    known = torch.where(least > 0, 0.0, most) if rtol is None else rtol.to(a.dtype)
-    counts = sizes > torch.maximum(least[..., None], known[..., None] * sizes[..., :1])
-    inverse = torch.where(counts, 1 / torch.where(counts, sizes, 1.0), 0.0)
+    left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
+    absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)
+    default_limit = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
+    relative_limit = torch.where(absolute_limit > 0, 0.0, default_limit) if rtol is None else rtol.to(a.dtype)
+    is_nonzero = singular_values > torch.maximum(
+        absolute_limit[..., None], relative_limit[..., None] * singular_values[..., :1]
+    )
+    inverse = torch.where(is_nonzero, 1 / torch.where(is_nonzero, singular_values, 1.0), 0.0)
     return (right.mT * inverse.unsqueeze(-2)) @ left.mT

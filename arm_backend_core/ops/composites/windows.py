@@ -163,10 +163,10 @@ def _max_pool(
     kernel, padding, dilation = (broadcast_sizes(values, spatial) for values in (kernel, padding, dilation))
     stride = broadcast_sizes(stride, spatial) or kernel
     pool = partial(F.max_pool2d, ceil_mode=ceil_mode)
-    over = pool if spatial == 2 else partial(_pool_planes_then_depth, pool=pool)
-    maxima = over(x, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
-    sizes = zip(x.shape[-spatial:], maxima.shape[-spatial:], kernel, stride, padding, dilation, strict=True)
-    return maxima, _argmax_positions(x, [window_taps(*of) for of in sizes], quantized)
+    pool_all = pool if spatial == 2 else partial(_pool_planes_then_depth, pool=pool)
+    maxima = pool_all(x, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
+    axes = zip(x.shape[-spatial:], maxima.shape[-spatial:], kernel, stride, padding, dilation, strict=True)
+    return maxima, _argmax_positions(x, [window_taps(*of) for of in axes], quantized)
 
 
 decomposition(aten.max_pool2d_with_indices.default, takes_quantized=True)(partial(_max_pool, 2))
