@@ -23,9 +23,9 @@ from torch.fx import Node
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import lookup, values, wave
+from arm_backend_core.ops.lookup import evaluate_on_operand, lookup, sinusoid_angle
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.qparams import QParams
@@ -46,7 +46,7 @@ def fusible_consumer(node: Node) -> Node | None:
     Such a consumer merges into the RESCALE that requantizes the producer's accumulator.
     """
     users = list(node.users)
-    record = find(users[0]) if len(users) == 1 else None
+    record = find_record(users[0]) if len(users) == 1 else None
     if record is None or not users[0].args or users[0].args[0] is not node:
         return None
     return users[0] if record.clamp is not None or _factor(users[0], record) is not None else None
@@ -287,7 +287,7 @@ class Univariate:
             self.target in _WAVES
             and q is not None
             and q.dtype is DType.INT16
-            and wave(values(self._evaluate_array, q)) > 0
+            and sinusoid_angle(evaluate_on_operand(self._evaluate_array, q)) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -296,7 +296,7 @@ class Univariate:
     def to_int16_table(self, b: Builder) -> Tensor:
         """The function's values as an int16 tensor whose scale covers all of them."""
         assert self.base.q is not None
-        real = values(self._evaluate_array, self.base.q)[:-1]
+        real = evaluate_on_operand(self._evaluate_array, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
         return Tensor(self.quantize(b, q), q)
@@ -343,7 +343,7 @@ def as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str,
 
 def qparams_before_consumer(reader: Node, q: QParams) -> QParams:
     """Quantization parameters of a fusible consumer's operand, given those of its result, ``q``."""
-    record = find(reader)
+    record = find_record(reader)
     factor = None if record is None or record.clamp is not None else _factor(reader, record)
     return q if factor is None else _scaled(q, 1 / factor)
 

@@ -49,8 +49,8 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
-from arm_backend_core.ops.catalog import find
-from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_type
+from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_tosa_dtype
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
@@ -235,7 +235,7 @@ class Lowering:
                 raise Unsupported("the operator whose result it selects stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return self._to_float(item) if node in self.float_nodes else item
-        if is_random(node) and find(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
+        if is_random(node) and find_record(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
         is_int64 = getattr(first_result(node), "dtype", None) is torch.int64  # readers check narrower types
         if is_integer(node) and not self._intervals.fits_int32(node) and is_int64:
@@ -246,7 +246,7 @@ class Lowering:
             raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
             _require_static(tensor)
-        record = find(node)
+        record = find_record(node)
         if record is None:
             reason = f"there is no lowering for {operator_name(node)}; express it with operators that have one"
             raise node.meta.get(DECOMPOSITION_REFUSAL) or Unsupported(reason)
@@ -444,7 +444,7 @@ def _constant(name: str, value: Any) -> Any:
         tensor = tensor.float()
     elif tensor.dtype is torch.int64:
         tensor = tensor.clamp(*INT32)
-    elif not has_type(tensor.dtype):
+    elif not has_tosa_dtype(tensor.dtype):
         tensor = torch.zeros_like(tensor, dtype=torch.bool)
     dtype = dtype_of(tensor.dtype)
     array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor

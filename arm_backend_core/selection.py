@@ -24,7 +24,7 @@ from arm_backend_core.nodes import (
     set_refusal_reason,
     source_line,
 )
-from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
+from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.targets.target import Target

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import add_buffer_node
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tens
     Returns:
         False if ``x`` is no convolution or linear layer with constant weights that only the batch norm reads.
     """
-    record = find(x)
+    record = find_record(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
         return False
     weight: Any = x.args[record.weight]

@@ -20,8 +20,8 @@ from arm_backend_core.aten import fourier
 from arm_backend_core.aten.fourier import SHORT_TIME, Pair
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
-from arm_backend_core.ops.catalog import find
-from arm_backend_core.ops.composites import divisor
+from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
@@ -70,7 +70,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     assert overload is not None
     if overload in RULES:
         return RULES[overload]
-    record = find(node)
+    record = find_record(node)
     # Integer and boolean operands (indices, masks) apply to both parts.
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
@@ -240,7 +240,7 @@ def _power(z: Pair, exponent: Any) -> Pair:
 
 def _sign(z: Pair) -> Pair:
     length = _abs(z)
-    return _product(z, 1 / divisor(length))
+    return _product(z, 1 / replace_zero_by_one(length))
 
 
 RULES: dict[Any, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import add_buffer_node, constant_nodes, evaluate_node
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 
@@ -38,7 +38,7 @@ def fold_weights(module: GraphModule) -> None:
     """Fold weights and biases that a model computes from its parameters (weight standardization)."""
     constants = Constants(module)
     for node in list(module.graph.nodes):
-        record = find(node)
+        record = find_record(node)
         if record is None or record.kind is not Kind.CONV:
             continue
         for position in (record.weight, record.bias):

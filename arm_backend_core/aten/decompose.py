@@ -38,10 +38,10 @@ from arm_backend_core.nodes import (
     is_implicit,
     mutates,
 )
-from arm_backend_core.ops.catalog import composite, find, records
+from arm_backend_core.ops.catalog import find_composite, find_record, records
 from arm_backend_core.ops.composites import computed_weights
-from arm_backend_core.ops.composites.arithmetic import product_of_nothing
-from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
+from arm_backend_core.ops.composites.arithmetic import empty_product
+from arm_backend_core.ops.composites.movement import OUT_OF_VIEW
 
 aten = torch.ops.aten
 
@@ -61,9 +61,9 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
         ModelError: an operator reads memory by strides, and its operand is not contiguous.
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
-        record = composite(node)
+        record = find_composite(node)
         if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
-            raise ModelError(f"{describe_node(node)} cannot be exported: {BEYOND_A_VIEW}")
+            raise ModelError(f"{describe_node(node)} cannot be exported: {OUT_OF_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
 
@@ -147,8 +147,8 @@ class _Decomposer:
         """Emit the decomposition before ``node``; returns the result nodes, or None if the operator is better kept."""
         if complex_numbers.involves_complex(node):
             return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
-        record = composite(node)
-        if record is not None and record.stepwise:
+        record = find_composite(node)
+        if record is not None and record.emits_nodes:
             return record.decompose(writer.call, *node.args, **node.kwargs)
         rule = self._rule(node, writer.constants)
         if rule is None:
@@ -178,10 +178,10 @@ class _Decomposer:
         if _is_empty(node):
             return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
         if _is_product_of_nothing(node):
-            return partial(product_of_nothing, node.meta["val"].shape)
+            return partial(empty_product, node.meta["val"].shape)
         if _has_computed_weight(node, constants):
             return computed_weights.RULES[overload][1]
-        record = composite(node)
+        record = find_composite(node)
         if record is not None:
             return partial(record.decompose, quantized=self.quantized) if record.takes_quantized else record.decompose
         if overload in torch._decomp.decomposition_table:
@@ -326,12 +326,12 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return composite(node) is not None or is_implicit(node.target)
+        return find_composite(node) is not None or is_implicit(node.target)
     if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
-        return find(node) is None
+        return find_record(node) is None
     if node.target is aten.view_as_complex.default:
         return False
-    needs_decomposition = find(node) is None or complex_numbers.involves_complex(node)
+    needs_decomposition = find_record(node) is None or complex_numbers.involves_complex(node)
     return needs_decomposition or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
 
 
@@ -367,11 +367,16 @@ def _has_cpu_kernel(node: Node) -> bool:
     Decomposing it partially would only be slower on the CPU. Some of its parts are no ATen operators, for which the CPU
     has no kernel.
     """
-    return composite(node) is None and node.target in torch._decomp.decomposition_table
+    return find_composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
 def _is_lowerable(node: Node, constants: set[Node]) -> bool:
-    return node.op != "call_function" or node in constants or node.target is operator.getitem or find(node) is not None
+    return (
+        node.op != "call_function"
+        or node in constants
+        or node.target is operator.getitem
+        or find_record(node) is not None
+    )
 
 
 def _check_outputs(node: Node, outputs: Any) -> None:
@@ -386,7 +391,7 @@ def _check_outputs(node: Node, outputs: Any) -> None:
     expected_signatures = [_signature(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
     if any(x is not None and x != y for x, y in zip(actual, expected_signatures, strict=True)):
         description = f"the decomposition of {node.target} gives {actual} in place of {expected_signatures}"
-        raise Unsupported(description) if composite(node) is None else compiler_fault(description)
+        raise Unsupported(description) if find_composite(node) is None else compiler_fault(description)
 
 
 def _signature(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:

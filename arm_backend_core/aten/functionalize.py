@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import changes_memory, is_view, is_written, mutates, overload_of
-from arm_backend_core.ops.catalog import composite
+from arm_backend_core.ops.catalog import find_composite
 
 aten = torch.ops.aten
 DROPOUT = tuple(
@@ -94,7 +94,7 @@ def functionalize_program(program: ExportedProgram) -> ExportedProgram:
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
     for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
-        parts = composite(
+        parts = find_composite(
             node
         )  # no table overrides PyTorch's decomposition, which counts the end of a label list as a class
         assert parts is not None

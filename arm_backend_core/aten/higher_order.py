@@ -3,8 +3,8 @@
 Delegates cannot contain subgraphs. ``torch.cond`` becomes both branches and a select between their results, which every
 target with SELECT can run. Branches have no side effects, so the program is equivalent. It takes the time of both
 branches, unless the target has COND_IF (``tosa/passes/branches``). ``map`` and ``scan`` are unrolled, and so is
-``while_loop`` if its trip count is known; otherwise its body is inlined once between markers (``ops/loops``). The
-bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
+``while_loop`` if its trip count is known; otherwise its body is inlined once between markers (``ops/loop_markers``).
+The bodies of ``no_grad`` and a disabled ``autocast`` are inlined unchanged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.aten.decompose import trace
 from arm_backend_core.nodes import BRANCH_SELECT, DELEGATE_LOOP, add_buffer, evaluate_node, is_constant, is_state
 from arm_backend_core.ops.composites.attention import flex_attention
-from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
+from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order

@@ -18,7 +18,7 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 Interval = tuple[int, int]
@@ -88,7 +88,7 @@ class Intervals:
 
     def _infer_result(self, node: Node) -> Interval | None:
         """Infer the interval of a result from those of the operands; None without a rule."""
-        name, record = _name(node), find(node)
+        name, record = _name(node), find_record(node)
         if name == "one_hot":
             return 0, 1
         if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.nodes import constant_nodes, first_result, is_integer_or_bool
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 
@@ -29,7 +29,7 @@ def promote_integers(module: GraphModule) -> None:
 
 def _integer_operands(node: Node) -> Iterator[Node]:
     """Integer and boolean operands of a float32 operator, except the condition of a select."""
-    record, result = find(node), first_result(node)
+    record, result = find_record(node), first_result(node)
     is_concat = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
         for source in node.all_input_nodes if is_concat or record.kind is Kind.ELEMENTWISE else ():

@@ -1,7 +1,8 @@
-"""Layers in the block-scaled formats of OCP's MX specification (1.0), TOSA's extension "mxfp".
+"""Layers in block-scaled formats: OCP Microscaling (MX) specification 1.0, TOSA extension "mxfp".
 
-Weight and input are rounded 32 channels at a time, to elements of 4 to 8 bits and a power of two that holds the largest
-of them (rounded up to it: torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed in FP32.
+Weight and input are quantized in blocks of 32 channels, to elements of 4 to 8 bits and a shared power-of-two scale. The
+scale is rounded up so that the largest element fits (torchao's RCEIL, TOSA's CAST_TO_BLOCK_SCALED). Products are summed
+in FP32.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch.nn import functional
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.images import as_image, to_nchw
+from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
-#: TOSA's element types by the name that torchao has for each.
+#: TOSA's name of each element type -> torchao's.
 FORMATS: dict[str, torch.dtype | str] = {
     "fp8e4m3": torch.float8_e4m3fn,
     "fp8e5m2": torch.float8_e5m2,
@@ -41,51 +42,53 @@ MX_LINEAR, MX_CONV2D = (getattr(torch.ops.arm_backend_core, name).default for na
 # -- in PyTorch ----------------------------------------------------------------------------------------------
 
 
-def blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements [.., C] and scales [.., C / 32], both float32, of x [.., C]; channels of 0 are added to whole blocks."""
+def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantize x [.., C] to elements [.., C] and scales [.., C / 32], both float32; zero channels fill the last
+    block.
+    """
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
-    whole = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
+    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
     kind = FORMATS[format]
-    scales, codes = mx_tensor.to_mx(whole, kind, BLOCK, ScaleCalculationMode.RCEIL)
+    scales, codes = mx_tensor.to_mx(padded, kind, BLOCK, ScaleCalculationMode.RCEIL)
     elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), kind, BLOCK, torch.float32)
     return elements, scales.float()
 
 
-def rounded(x: torch.Tensor, format: str) -> torch.Tensor:
-    """x [.., C] to the nearest that blocks of its last dimension hold; float32."""
-    elements, scales = blocks(x, format)
+def round_to_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
+    """Fake-quantize x [.., C] in blocks of its last dimension; float32."""
+    elements, scales = quantize_blocks(x, format)
     return (elements * scales.repeat_interleave(BLOCK, -1))[..., : x.shape[-1]]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
-    return functional.linear(rounded(x, format), rounded(weight, format), _wide(bias)).to(x.dtype)
+    return functional.linear(round_to_blocks(x, format), round_to_blocks(weight, format), _to_float32(bias)).to(x.dtype)
 
 
 def _conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *window, format = rest
-    image, kernel = (rounded(y.movedim(-3, -1), format).movedim(-1, -3) for y in (x, weight))
-    return functional.conv2d(image, kernel, _wide(bias), *window).to(x.dtype)
+    image, kernel = (round_to_blocks(y.movedim(-3, -1), format).movedim(-1, -3) for y in (x, weight))
+    return functional.conv2d(image, kernel, _to_float32(bias), *window).to(x.dtype)
 
 
-def _wide(bias: torch.Tensor | None) -> torch.Tensor | None:
+def _to_float32(bias: torch.Tensor | None) -> torch.Tensor | None:
     return None if bias is None else bias.float()
 
 
-def _known_format(format: str) -> None:
+def _require_known_format(format: str) -> None:
     if format not in FORMATS:
-        raise ValueError(f"format={format!r}: there is no such block-scaled format. Allowed: {', '.join(FORMATS)}")
+        raise ValueError(f"format={format!r} is not a block-scaled format. Allowed: {', '.join(FORMATS)}")
 
 
 def _shape_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:
-    _known_format(format)
+    _require_known_format(format)
     return functional.linear(x, weight.to(x.dtype))
 
 
 def _shape_of_conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
     *window, format = rest
-    _known_format(format)
+    _require_known_format(format)
     return functional.conv2d(x, weight.to(x.dtype), None, *window)
 
 
@@ -100,10 +103,10 @@ _LIBRARY.impl("mx_conv2d", _shape_of_conv2d, "Meta")
 
 @op(MX_LINEAR, kind=Kind.PASSTHROUGH)
 def mx_linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, format: str) -> Value:
-    """x [.., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
+    """x [.., IC], weight [OC, IC]: a 1x1 convolution in which each row of x is a pixel."""
     image = cx.b.reshape(x.value, (1, 1, prod(x.shape[:-1]), x.shape[-1]))
-    kernel = _known(weight)[:, None, None, :]
-    return cx.b.reshape(_product(cx, image, kernel, bias, format, (1, 1), (0, 0), (1, 1)), cx.shape)
+    kernel = _require_constant(weight)[:, None, None, :]
+    return cx.b.reshape(_mx_conv2d(cx, image, kernel, bias, format, (1, 1), (0, 0), (1, 1)), cx.shape)
 
 
 @op(MX_CONV2D, kind=Kind.PASSTHROUGH)
@@ -111,21 +114,23 @@ def mx_conv2d(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, format: str
 ) -> Value:
     """x [N, IC, H, W], weight [OC, IC, KH, KW]."""
-    kernel = _known(weight).transpose(0, 2, 3, 1)
-    result = _product(cx, as_image(cx.b, x.value, 4), kernel, bias, format, stride, padding, dilation)
+    kernel = _require_constant(weight).transpose(0, 2, 3, 1)
+    result = _mx_conv2d(cx, to_nhwc_image(cx.b, x.value, 4), kernel, bias, format, stride, padding, dilation)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _product(
+def _mx_conv2d(
     cx: Context, image: Value, kernel: np.ndarray[Any, Any], bias: Tensor | None, format: str, *window: Sequence[int]
 ) -> Value:
     """image [N, H, W, IC], kernel [OC, KH, KW, IC]."""
     if "mxfp" not in cx.target.extensions:
         raise Unsupported(f"{cx.target.name} has no block-scaled types")
     stride, padding, dilation = window
-    elements, scales = (part.numpy() for part in blocks(torch.from_numpy(np.ascontiguousarray(kernel)), format))
+    elements, scales = (
+        part.numpy() for part in quantize_blocks(torch.from_numpy(np.ascontiguousarray(kernel)), format)
+    )
     if not np.isfinite(elements).all() or not np.isfinite(scales).all():
-        raise Unsupported("its weight has elements that are infinite or not a number, which a block does not hold")
+        raise Unsupported("its weight has infinite or NaN elements, which a block cannot represent")
     added = elements.shape[-1] - image.shape[-1]
     x = cx.b.pad(cx.b.cast(image, DType.FP32), [(0, 0), (0, 0), (0, 0), (0, added)], 0)
     sums = cx.b.mx_conv2d(
@@ -140,7 +145,7 @@ def _product(
     return cx.b.cast(sums, cx.dtype)
 
 
-def _known(weight: Tensor) -> np.ndarray[Any, Any]:
+def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
-        raise Unsupported("its weight is computed while the program runs; blocks are made when it is exported")
+        raise Unsupported("its weight is computed at run time; block-scaled weights are quantized at export")
     return weight.value.data.astype(np.float32)

@@ -9,7 +9,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, decomposition, op
@@ -19,8 +19,8 @@ aten = torch.ops.aten
 
 
 def to_bool(cx: Context, x: Tensor) -> Value:
-    """Whether elements are not 0."""
-    value = x.value if x.q is None else cx.integer(x).in_steps().value
+    """x != 0 as BOOL."""
+    value = x.value if x.q is None else cx.to_fixed_point(x).to_int32().value
     if value.dtype is DType.BOOL:
         return value
     if not value.dtype.is_float and cx.target.hardware.booleans:
@@ -29,29 +29,33 @@ def to_bool(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))
 
 
-def _truncated(cx: Context, x: FixedPoint) -> Value:
-    """The whole part of real numbers as INT32; what is next to another whole number counts as that one."""
+def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
+    """Truncate real numbers to INT32. A number within one fractional step below an integer counts as that integer."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
-        raise Unsupported(f"cast of a quantized tensor with values up to {x.real_peak:g} to integers")
+        raise Unsupported(
+            f"cast of a quantized tensor with values up to {x.real_peak:g} to integers, above the limit of 2**28"
+        )
     steps = x.rescale(DType.INT32, x.scale * 2.0**bits)
-    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # the shift rounds: Ethos-U55 has no other
+    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # the shift rounds: Ethos-U55 has no truncating one
     inward = cx.b.sub(steps.value, cx.b.mul(steps.sign().value, nearly_half))
     return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
 
 
 @op(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, kind=Kind.SHARED)
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""
+    """Cast: PyTorch truncates to integers, TOSA's CAST rounds. A quantized tensor stays as it is between float
+    types.
+    """
     if cx.dtype is DType.BOOL:
         return to_bool(cx, x)
     if x.q is not None:
-        return x.value if cx.dtype.is_float else cx.b.cast(_truncated(cx, cx.integer(x)), cx.dtype)
-    if cx.out is not None:  # whole numbers as real ones
-        return cx.whole(x).to(cx.q)
+        return x.value if cx.dtype.is_float else cx.b.cast(_truncate_to_int32(cx, cx.to_fixed_point(x)), cx.dtype)
+    if cx.out is not None:  # integers as real numbers
+        return cx.integer_to_fixed_point(x).requantize(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return cx.b.cast(x.value, cx.dtype)
-    return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)
+    return cx.b.cast(FloatExpr(cx.b, x.value).trunc().value, cx.dtype)
 
 
 @decomposition(aten.to.other, aten.type_as.default)
@@ -62,5 +66,5 @@ def to_other(
     copy: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Any:
-    """Of ``other`` the element type alone is read: no target is given the tensor."""
+    """Cast x to the element type of ``other``, whose values are not used."""
     return aten.to.dtype(x, other.dtype, non_blocking, copy, memory_format)

@@ -15,7 +15,7 @@ from arm_backend_core.ops import (  # noqa: F401
     indexing,
     linear,
     logical,
-    loops,
+    loop_markers,
     movement,
     normalization,
     pooling,
@@ -25,29 +25,36 @@ from arm_backend_core.ops import (  # noqa: F401
     topk,
     unary,
 )
-from arm_backend_core.ops.composites import algebra, arithmetic, attention, fake_quantize, order, products  # noqa: F401
-from arm_backend_core.ops.composites import block_scaled as blocks  # noqa: F401
-from arm_backend_core.ops.composites import movement as moved  # noqa: F401
-from arm_backend_core.ops.composites import resize as resized  # noqa: F401
-from arm_backend_core.ops.composites import spectra as spectral  # noqa: F401
-from arm_backend_core.ops.composites import windows as windowed  # noqa: F401
-from arm_backend_core.ops.registry import _FOREIGN, _MARKS, _RECORDS, Composite, Kind, Record
+from arm_backend_core.ops.composites import (  # noqa: F401
+    arithmetic,
+    attention,
+    fake_quantize,
+    linear_algebra,
+    order,
+    products,
+    svd,
+    windows,
+)
+from arm_backend_core.ops.composites import block_scaled as composite_block_scaled  # noqa: F401
+from arm_backend_core.ops.composites import movement as composite_movement  # noqa: F401
+from arm_backend_core.ops.composites import resize as composite_resize  # noqa: F401
+from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite, Kind, Record
 
 
-def find(node: torch.fx.Node) -> Record | None:
-    """The record by which a node's operator is lowered, None if it has none."""
+def find_record(node: torch.fx.Node) -> Record | None:
+    """The record that lowers a node's operator, None if there is none."""
     record = _record(node)
     return record if isinstance(record, Record) else None
 
 
 def is_data_movement(node: torch.fx.Node) -> bool:
-    """Whether a node's operator moves elements and computes none."""
-    record = find(node)
+    """Whether a node's operator only moves elements (Kind.SHARED)."""
+    record = find_record(node)
     return record is not None and record.kind is Kind.SHARED
 
 
-def composite(node: torch.fx.Node) -> Composite | None:
-    """The record of what a node's operator is made of, None if it has none."""
+def find_composite(node: torch.fx.Node) -> Composite | None:
+    """The decomposition of a node's operator, None if there is none."""
     record = _record(node)
     return record if isinstance(record, Composite) else None
 
@@ -56,14 +63,14 @@ def _record(node: torch.fx.Node) -> Record | Composite | None:
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None
-    return records().get(overload) or _MARKS.get(overload) or _FOREIGN.get(overload.name())
+    return records().get(overload) or _CUSTOM.get(overload) or _BY_NAME.get(overload.name())
 
 
-def every_record() -> Mapping[OpOverload | str, Record | Composite]:
-    """Also of our own operators, and by name of those whose library may not be loaded."""
-    return dict([*records().items(), *_MARKS.items(), *_FOREIGN.items()])
+def all_records() -> Mapping[OpOverload | str, Record | Composite]:
+    """All records: ATen operators, custom operators, and (by name) operators whose library may not be loaded."""
+    return dict([*records().items(), *_CUSTOM.items(), *_BY_NAME.items()])
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:
-    """Every record by overload."""
+    """The records of ATen operators by overload."""
     return _RECORDS

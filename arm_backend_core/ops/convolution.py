@@ -1,4 +1,4 @@
-"""Convolutions. TOSA 1.0, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D; volumes as images."""
+"""Convolutions: TOSA 1.0 CONV2D, DEPTHWISE_CONV2D and TRANSPOSE_CONV2D; 3D convolutions as 2D ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
@@ -24,7 +24,7 @@ _CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "absorbs_activa
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Height first. ``pad`` is (top, bottom, left, right)."""
+    """Window parameters, height before width; ``pad`` is (top, bottom, left, right)."""
 
     stride: tuple[int, int]
     pad: tuple[int, int, int, int]
@@ -46,9 +46,11 @@ def conv(
     """x [N, C, (D,) (H,) W], weight [OC, C / groups, (KD,) (KH,) KW]."""
     spatial = weight.rank - 2
     if spatial == 3:
-        return _convolve_volume(cx, x, weight, bias, stride, padding, dilation, groups=groups)
-    top, left = pair(padding, spatial, 0)
-    geometry = _Geometry(pair(stride, spatial, 1), (top, top, left, left), pair(dilation, spatial, 1), groups)
+        return _convolve_3d(cx, x, weight, bias, stride, padding, dilation, groups=groups)
+    top, left = height_width(padding, spatial, 0)
+    geometry = _Geometry(
+        height_width(stride, spatial, 1), (top, top, left, left), height_width(dilation, spatial, 1), groups
+    )
     return _convolve(cx, x, weight, bias, geometry)
 
 
@@ -63,53 +65,56 @@ def conv_same(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """padding="same" puts the odd row or column after, as PyTorch does."""
+    """Convolution with padding="valid" or "same"; the odd row or column of "same" goes after, as in PyTorch."""
     spatial = weight.rank - 2
-    steps = pair(dilation, spatial, 1)
-    kernel = pair(weight.shape[2:], spatial, 1)
+    steps = height_width(dilation, spatial, 1)
+    kernel = height_width(weight.shape[2:], spatial, 1)
     total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(pair(stride, spatial, 1), pad, steps, groups))
+    return _convolve(cx, x, weight, bias, _Geometry(height_width(stride, spatial, 1), pad, steps, groups))
 
 
-def _convolve_volume(
+def _convolve_3d(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *window: Sequence[int], groups: int
 ) -> Value:
-    """x [(N,) C, D, H, W], weight [OC, C / groups, KD, KH, KW]: the window's depth becomes channels of an image.
+    """3D convolution of x [(N,) C, D, H, W] and weight [OC, C / groups, KD, KH, KW] as a 2D convolution.
 
-    Exact on every target. TOSA's CONV3D is not: Ethos-U55 and U65 have none that is deeper than 1.
+    The depth of the window becomes channels of an image. This is exact and runs on every target, unlike CONV3D:
+        Ethos-U55
+    and U65 support no kernel depth above 1.
     """
-    steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in window)
-    kernel = _constant(weight)
-    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
+    steps, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
+    kernel = _require_constant(weight)
+    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
     n, h, w, c = slices[0].shape
-    out, per_group, deep, high, wide = kernel.shape
-    if groups > 1 and per_group == 1 and spread[1] == 1:  # depthwise: rows of the slices by turns, as one higher window
+    out, per_group, kernel_depth, kernel_height, kernel_width = kernel.shape
+    if groups > 1 and per_group == 1 and dilations[1] == 1:  # depthwise: interleave the rows of the slices
         image = cx.b.reshape(
-            cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * deep, w, c)
+            cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * kernel_depth, w, c)
         )
-        kernel = kernel.swapaxes(2, 3).reshape(out, 1, high * deep, wide)
-        steps[1], pads[1] = steps[1] * deep, pads[1] * deep
-    elif groups > 1:  # each group needs its own channels of all slices side by side
-        columns = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, deep, c)), (0, 2, 1))
-        image, kernel = cx.b.reshape(columns, (n, h, w, deep * c)), kernel.reshape(out, -1, high, wide)
+        kernel = kernel.swapaxes(2, 3).reshape(out, 1, kernel_height * kernel_depth, kernel_width)
+        steps[1], pads[1] = steps[1] * kernel_depth, pads[1] * kernel_depth
+    elif groups > 1:  # each group needs its channels of all slices next to each other
+        columns = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, kernel_depth, c)), (0, 2, 1))
+        image = cx.b.reshape(columns, (n, h, w, kernel_depth * c))
+        kernel = kernel.reshape(out, -1, kernel_height, kernel_width)
     else:
-        image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, high, wide)
+        image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, kernel_height, kernel_width)
     pad = (pads[1], pads[1], pads[2], pads[2])
-    geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
-    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
+    geometry = _Geometry((steps[1], steps[2]), pad, (dilations[1], dilations[2]), groups)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
     return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
 
 
 def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, starts: Sequence[int]) -> list[Value]:
-    """For each depth of the window what it reads for every depth of the result: [N * OD, H, W, C]."""
+    """For each depth of the window, the slices that it reads for all depths of the result: [N * OD, H, W, C]."""
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
-    value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # no axis of more than 65536 elements, as hardware wants
-    behind = max(starts[-1] + depth * step - d - pad, 0)  # whole steps, the last one included
+    value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # hardware limit: no axis of more than 65536 elements
+    behind = max(starts[-1] + depth * step - d - pad, 0)  # whole steps including the last one
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, behind), (0, 0)], zero_points(x, weight)[0])
     slices = []
     for start in starts:
@@ -131,7 +136,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    """The core ATen form of all of them."""
+    """The core ATen operator for all convolutions."""
     if transposed:
         return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
@@ -149,40 +154,45 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Value:
-    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad crops what PyTorch calls padding.
+    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad, if negative, crops like PyTorch's padding.
 
-    Where the hardware has no such strides it is a convolution that gives the results between two pixels as channels.
+    If the hardware does not support the strides, a convolution computes the outputs between two input pixels as
+    channels (``_transpose_conv_by_phases``).
     """
     spatial = weight.rank - 2
     if spatial not in (1, 2):
-        raise Unsupported(f"transposed convolution in {spatial} dimensions")
+        raise Unsupported(f"transposed convolution in {spatial} dimensions (1 or 2 are supported)")
     if weight.q is not None and weight.q.axis not in (None, 1):
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
-    kernels = _constant(weight)
-    kernels = _spread(kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), pair(dilation, spatial, 1), weight)
-    crop, extra = pair(padding, spatial, 0), pair(output_padding, spatial, 0)
+    kernels = _require_constant(weight)
+    kernels = _dilate_kernel(
+        kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), height_width(dilation, spatial, 1), weight
+    )
+    crop, extra = height_width(padding, spatial, 0), height_width(output_padding, spatial, 0)
     ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
-    image = as_image(cx.b, x.value, weight.rank)
+    image = to_nhwc_image(cx.b, x.value, weight.rank)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
     for group in range(groups):
         part = cx.b.narrow(image, -1, group * in_channels, in_channels)
         rows = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
-        sums = accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
-        steps, zps = pair(stride, spatial, 1), zero_points(x, weight)
+        sums = build_accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
+        steps, zps = height_width(stride, spatial, 1), zero_points(x, weight)
         try:
-            made = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-            value = cx.b.transpose_conv2d(part, *made, out_pad=ends, stride=steps, zps=zps)
+            constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+            value = cx.b.transpose_conv2d(part, *constants, out_pad=ends, stride=steps, zps=zps)
             results.append(cx.requantize_sums(value, sums))
         except Unsupported:
-            whole = _by_phases(cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype)
+            uncropped = _transpose_conv_by_phases(
+                cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype
+            )
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
-            results.append(cx.b.slice(whole, (0, crop[0], crop[1], 0), size))
+            results.append(cx.b.slice(uncropped, (0, crop[0], crop[1], 0), size))
     return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 3)), cx.shape)
 
 
-def _by_phases(
+def _transpose_conv_by_phases(
     cx: Context,
     image: Value,
     sums: Accumulator,
@@ -191,9 +201,10 @@ def _by_phases(
     zps: tuple[int, int],
     dtype: DType,
 ) -> Value:
-    """The transposed convolution without cropping, [N, rows, columns, OC], and ``extra`` rows and columns behind.
+    """Uncropped transposed convolution by phases (sub-pixel convolution), with ``extra`` rows and columns at the end.
 
-    Row q * step + p sums the products with the kernel's rows p, p + step, ... and the image's rows q, q - 1, ...
+    Output row q * step + p sums the products of the kernel's rows p, p + step, ... with the image's rows q, q - 1, ...
+    Each phase p is a set of output channels, and depth-to-space interleaves them. Returns [N, rows, columns, OC].
     """
     b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, steps
     ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
@@ -202,37 +213,37 @@ def _by_phases(
     kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
     parts = (sums.scales, sums.peaks, sums.residual_bias)
     rest = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in parts)
-    many = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.offsets, sy * sx), sums.dtype, *rest)
-    made = b.const(many.weights, dtype), b.const(many.offsets, many.dtype)
-    value = cx.requantize_sums(b.conv2d(image, *made, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), many)
+    all_phases = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.offsets, sy * sx), sums.dtype, *rest)
+    constants = b.const(all_phases.weights, dtype), b.const(all_phases.offsets, all_phases.dtype)
+    value = cx.requantize_sums(b.conv2d(image, *constants, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), all_phases)
     n, h, w, _ = value.shape
     rows = b.transpose(b.reshape(value, (n * h, w, sy, sx * oc)), (0, 2, 1, 3))
     return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
-def _spread(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
-    """Kernels [..., KH, KW] with zeros between their elements: TOSA's TRANSPOSE_CONV2D has no dilation."""
+def _dilate_kernel(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+    """Insert zeros between the elements of kernels [..., KH, KW]: TRANSPOSE_CONV2D has no dilation."""
     sizes = [step * (size - 1) + 1 for step, size in zip(steps, kernels.shape[-2:], strict=True)]
-    apart = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
-    apart[..., :: steps[0], :: steps[1]] = kernels
-    return apart
+    dilated = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
+    dilated[..., :: steps[0], :: steps[1]] = kernels
+    return dilated
 
 
 for _record in (conv, conv_same, convolution, conv_transpose):
-    _record.integer(_record.lower)  # one rule: operands say whether they are quantized
+    _record.integer_rule(_record.lower)  # the same rule, which checks whether operands are quantized
 
 
 def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
-    image = as_image(cx.b, x.value, weight.rank)
-    kernel = _constant(weight)
+    image = to_nhwc_image(cx.b, x.value, weight.rank)
+    kernel = _require_constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
-    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
+    result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _grouped(
+def _convolve_groups(
     cx: Context,
     x: Tensor,
     weight: Tensor,
@@ -241,7 +252,7 @@ def _grouped(
     kernel: np.ndarray[Any, Any],
     geometry: _Geometry,
 ) -> Value:
-    """image [N, H, W, C], kernel [OC, C / groups, KH, KW]: depthwise where it is, else a convolution per group."""
+    """image [N, H, W, C], kernel [OC, C / groups, KH, KW]: a depthwise convolution, or one convolution per group."""
     out_channels, per_group = kernel.shape[:2]
     attrs: dict[str, Any] = {**vars(geometry), "zps": zero_points(x, weight)}
     groups = attrs.pop("groups")
@@ -249,44 +260,53 @@ def _grouped(
     if groups > 1 and per_group == 1:
         step = groups if size == 1 else max((cx.target.hardware.max_depthwise_size or image.size) // image.shape[2], 1)
         for start in range(0, groups, step):
-            # PyTorch's output channel is c * M + m, as TOSA's.
+            # PyTorch numbers output channels c * M + m, as TOSA does.
             count = min(step, groups - start)
             rows = slice(start * size, (start + count) * size)
-            sums = accumulator(cx, x, weight, bias, kernel[rows], rows)
+            sums = build_accumulator(cx, x, weight, bias, kernel[rows], rows)
             filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
             constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-            results.append(_depthwise(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
+            results.append(_depthwise_conv(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
         return cx.b.concat(results, 3)
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)
-        sums = accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
+        sums = build_accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
         constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-        # A group is finished before groups are joined: CONCAT takes no INT48.
+        # Each group is requantized before groups are concatenated: CONCAT does not accept INT48.
         results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
 
 
-def _depthwise(
+def _depthwise_conv(
     cx: Context, sums: Accumulator, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any
 ) -> Value:
-    """A stride that no NPU has by a divisor of it, all but some windows left out.
+    """Depthwise convolution. A stride that the NPU lacks is replaced by a divisor of it, and outputs are subsampled.
 
-    U85 has it taken apart by Vela: 7x7 by 4 on 56x56x96 in 1,434,111 cycles, by 2 in 136,242.
+    On U85, Vela splits an unsupported stride: 7x7 with stride 4 on 56x56x96 takes 1,434,111 cycles, and 136,242 with
+    stride 2.
     """
     hardware = cx.target.hardware
-    most = hardware.max_stride if hardware.npu else max(stride)
-    dense = tuple(max(step for step in range(1, most + 1) if full % step == 0) for full in stride)
-    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=dense, **attrs), sums)
-    for axis, (full, step) in enumerate(zip(stride, dense, strict=True), 1):
+    largest_stride = hardware.max_stride if hardware.npu else max(stride)
+    supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
+    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
+    for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):
         value = take(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value
 
 
-def accumulator(
+def build_accumulator(
     cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, filters: np.ndarray[Any, Any], rows: slice
 ) -> Accumulator:
-    """Sums over x with some of the weight's output channels, ``filters`` [channels, ...], which are the bias' ``rows``.
+    """The accumulator of x with some of the weight's output channels.
+
+    Args:
+        cx: the context.
+        x: the input.
+        weight: the whole weight.
+        bias: the whole bias.
+        filters: the weights of the chosen output channels, [channels, ...].
+        rows: the chosen output channels, as a slice of the bias.
 
     Raises:
         Unsupported: see ``Accumulator.of``.
@@ -295,17 +315,17 @@ def accumulator(
     if x.q is None or weight.q is None:
         return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
-    if scales.size > len(filters):  # in a transposed convolution all groups share them
+    if scales.size > len(filters):  # in a transposed convolution all groups share the scales
         scales = scales[rows]
-    return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
+    return Accumulator.of(cx.to_fixed_point(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
-def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
+def _require_constant(weight: Tensor) -> np.ndarray[Any, Any]:
     if weight.value.data is None:
-        raise Unsupported("its weight is computed while the program runs; TOSA targets want a constant")
+        raise Unsupported("its weight is computed at run time; TOSA targets need a constant")
     return weight.value.data
 
 
 def zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
-    """Those of input and weight, 0 for floats."""
+    """Zero points of input and weight, 0 for floats."""
     return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)

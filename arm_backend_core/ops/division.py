@@ -1,4 +1,4 @@
-"""Quotients rounded to whole numbers, and what remains of them."""
+"""Integer-valued division: floor_divide, remainder, fmod, and div with a rounding mode."""
 
 from __future__ import annotations
 
@@ -11,176 +11,189 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.elementwise import div
-from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient
-from arm_backend_core.ops.integers import SHIFTED, FixedPoint
+from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant
+from arm_backend_core.ops.integers import RESCALE_SAFE_LIMIT, FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_WHOLE: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
-#: Quotients up to this are off by one at most, however their reciprocal was rounded.
+_DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
+#: A quotient below this is off by at most one, for any rounding of the reciprocal.
 _EXACT = 2.0**21
-#: The inverse of a quotient of which two divisions leave more than the divisor.
+#: Inverse of the quotient above which the remainder of two divisions exceeds the divisor.
 _BEYOND = 2.0**-40
 
 
-def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
-    """x / y rounded down, and what remains, which has the sign of y.
+def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
+    """floor(x / y), and the remainder, which has the sign of y.
 
-    The reciprocal errs by a few units in the last place, so the nearest whole number is taken: it is the quotient, or
-    one more, which shows in the sign of what remains. INTDIV rounds towards zero, with the same consequence.
-    ``rounded``: x / y counts as whole where float32 rounds it to a whole number.
+    The reciprocal is off by a few units in the last place. So x / y is rounded to the nearest integer, which is the
+    floor or one more; the sign of the remainder tells which. INTDIV rounds towards zero and needs the same correction.
+
+    Args:
+        cx: the context.
+        x: the dividend.
+        y: the divisor.
+        rounded: whether x / y counts as an integer if float32 rounds it to one.
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
-        left, right = Float(b, dividend), Float(b, divisor)
+        left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
-        left_over = _remaining(left, right, nearest)
+        rest_of_nearest = _exact_remainder(left, right, nearest)
         if rounded:
-            left_over = (nearest + left_over / right).equal(nearest).where(0.0, left_over)
-        else:  # PyTorch divides x less what remains, which is no number where x is infinite
+            rest_of_nearest = (nearest + rest_of_nearest / right).equal(nearest).where(0.0, rest_of_nearest)
+        else:  # PyTorch divides x - remainder, which is NaN for infinite x
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
-        quotient, rest = nearest.value, left_over.value
+        quotient, rest = nearest.value, rest_of_nearest.value
     else:
-        known = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
-        if known is not None and np.abs(known).min() > 1:
-            # x * round(2**31 / y) / 2**31 is half of one off at most: rounded, the quotient or one more.
-            inverse = b.const(np.rint((1 << 31) / known.astype(np.float64)), cx.dtype)
+        constant = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
+        if constant is not None and np.abs(constant).min() > 1:
+            # x * round(2**31 / y) / 2**31 is off by at most 1/2: rounded, it is the quotient or one more.
+            inverse = b.const(np.rint((1 << 31) / constant.astype(np.float64)), cx.dtype)
             quotient = b.mul(dividend, inverse, shift=31)
         else:
             quotient = b.bitwise("INTDIV", dividend, divisor)
         rest = b.sub(dividend, b.mul(quotient, divisor))
-    wrong = _opposed(cx, rest, divisor)
-    quotient = b.sub(quotient, wrong)
-    if cx.dtype.is_float:  # 0 times an infinite divisor would be no number
-        return quotient, Float(b, wrong).greater(0.5).where(Float(b, b.add(rest, divisor)), Float(b, rest)).value
-    return quotient, b.add(rest, b.mul(wrong, divisor))
+    correction = _signs_differ(cx, rest, divisor)
+    quotient = b.sub(quotient, correction)
+    if cx.dtype.is_float:  # 0 times an infinite divisor would be NaN
+        return quotient, FloatExpr(b, correction).greater(0.5).where(
+            FloatExpr(b, b.add(rest, divisor)), FloatExpr(b, rest)
+        ).value
+    return quotient, b.add(rest, b.mul(correction, divisor))
 
 
-def _remaining(x: Float, y: Float, quotient: Float) -> Float:
-    """x - quotient * y, rounded once: Dekker 1971, the product's rounding error from halves of 12 bits."""
+def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
+    """x - quotient * y with a single rounding: Dekker (1971), with the exact rounding error of the product."""
     product = quotient * y
-    (high, low), (y_high, y_low) = _halves(quotient), _halves(y)
+    (high, low), (y_high, y_low) = _split_mantissa(quotient), _split_mantissa(y)
     error = high * y_high - product + high * y_low + low * y_high + low * y_low
-    return quotient.equal(0.0).where(x, x - product - error)  # also of an infinite y
+    return quotient.equal(0.0).where(x, x - product - error)  # also for an infinite y
 
 
-def _halves(x: Float) -> tuple[Float, Float]:
+def _split_mantissa(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
+    """x as a sum of two floats with 12-bit mantissas (Veltkamp splitting)."""
     spread = x * (2.0**12 + 1)
     high = spread - (spread - x)
     return high, x - high
 
 
-def _opposed(cx: Context, x: Value, y: Value) -> Value:
-    """1 where x is not 0 and has another sign than y, else 0. The FP profile compares in FP32, which keeps signs."""
+def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
+    """1 where x is nonzero and its sign differs from that of y, else 0. The FP profile compares in FP32."""
     b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
     differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
-    some = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
+    nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, nonzero), kind), cx.dtype)
 
 
-@op(aten.floor_divide.default, aten.floor_divide.Scalar, **_WHOLE)
+@op(aten.floor_divide.default, aten.floor_divide.Scalar, **_DISCONTINUOUS)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
-    """x / y rounded down."""
-    return _signed(cx, x, y, _divided(cx, x, y)[0])
+    """Largest integer at most x / y."""
+    return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
 
 
-def _signed(cx: Context, x: Operand, y: Operand, whole: Value) -> Value:
-    """``whole``, a zero among floats with the sign of x / y."""
+def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> Value:
+    """``quotient``, in which a floating-point zero gets the sign of x / y."""
     if not cx.dtype.is_float:
-        return whole
-    b, rounded = cx.b, Float(cx.b, whole)
-    none = Float(b, cx.operand(x, cx.dtype)) / Float(b, cx.operand(y, cx.dtype)) * 0.0
-    return rounded.equal(0.0).where(none, rounded).value
+        return quotient
+    b, rounded = cx.b, FloatExpr(cx.b, quotient)
+    signed_zero = FloatExpr(b, cx.operand(x, cx.dtype)) / FloatExpr(b, cx.operand(y, cx.dtype)) * 0.0
+    return rounded.equal(0.0).where(signed_zero, rounded).value
 
 
-@op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_WHOLE)
+@op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_DISCONTINUOUS)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**21.
+    """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
-    A larger one is off by several units; what then remains is rounded, and divided once more: the result is off by
-    2**-46 of x at most. Of a quotient beyond 2**40, and beside a divisor next to 0, whose reciprocal could overflow,
-    nothing remains.
+    A larger quotient is off by several units. Its remainder is rounded and divided once more, so the error is at most
+    2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal could
+    overflow.
     """
-    rest = _divided(cx, x, y)[1]
+    rest = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
         return rest
-    again, divisor = Float(cx.b, _divided(cx, Tensor(rest), y)[1]), Float(cx.b, cx.operand(y, cx.dtype))
-    dividend = Float(cx.b, cx.operand(x, cx.dtype))
-    # A small one is not divided again: -1e-9 % 1 is 1 once it is rounded, which would leave 0.
-    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, Float(cx.b, rest))
-    nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    left = left.equal(0.0).where(nothing, left)  # a zero has the dividend's sign
-    beyond = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(nothing, left)
-    return abs(divisor).less(2.0**-120).where(nothing, beyond).value
+    again, divisor = (
+        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Tensor(rest), y)[1]),
+        FloatExpr(cx.b, cx.operand(y, cx.dtype)),
+    )
+    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
+    # A small quotient is not divided again: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
+    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, FloatExpr(cx.b, rest))
+    zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    left = left.equal(0.0).where(zero, left)  # a zero has the sign of the dividend
+    bounded = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(zero, left)
+    return abs(divisor).less(2.0**-120).where(zero, bounded).value
 
 
-@op(aten.fmod.Tensor, aten.fmod.Scalar, **_WHOLE)
+@op(aten.fmod.Tensor, aten.fmod.Scalar, **_DISCONTINUOUS)
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * trunc(x / y), with the sign of x; of floats what remains of |x| / |y|, which nothing is taken from."""
+    """x - y * trunc(x / y), with the sign of x. Floats use the remainder of |x| / |y|, which needs no correction."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
         rest = remainder.lower(cx, x, y)
-        return b.sub(rest, b.mul(_opposed(cx, rest, dividend), divisor))
-    signed = Float(b, dividend)
-    positive = Float(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
+        return b.sub(rest, b.mul(_signs_differ(cx, rest, dividend), divisor))
+    signed = FloatExpr(b, dividend)
+    positive = FloatExpr(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
     rest = signed.less(0.0).where(-positive, positive)
     return rest.equal(0.0).where(signed * 0.0, rest).value
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
-    """x / y, rounded down or towards zero if it is to be: one more than down where what remains has not x's sign."""
+    """x / y, unrounded, floored, or truncated: the floor plus 1 where the remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
-    quotient, rest = _divided(cx, x, y, rounded=True)
-    return _signed(cx, x, y, cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype))))
+    quotient, rest = _floor_divide_with_remainder(cx, x, y, rounded=True)
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _signs_differ(cx, rest, cx.operand(x, cx.dtype))))
 
 
-def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
+def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
-        """``plain`` on whole numbers with the same quotients: x in steps of y, as fine as 32 bits allow.
+        """``plain`` on INT32 operands with the same quotient: x at the scale of y, times the largest 2**bits that fits.
 
-        x / 0 is beyond what the result holds; what it leaves, which is no number, is 0.
+        x / 0 saturates. Its remainder, which is NaN in floating point, is 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
-        number = _number(y)
+        number = _scalar_value(y)
         if number and isinstance(x, Tensor) and not x.is_constant:
-            down = Fixed.ceil if number < 0 else Fixed.floor
-            method = Fixed.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
-            return quotient(cx, x, number, method, rest=rest)
-        dividend, divisor = cx.integer(x), cx.integer(y).in_steps().with_scale(1.0)
-        ratio = min(dividend.scale / cx.integer(y).scale, (SHIFTED - 1) / dividend.peak)
-        bits = min(int(math.log2((SHIFTED - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
+            down = FixedPointQuotient.ceil if number < 0 else FixedPointQuotient.floor
+            method = FixedPointQuotient.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
+            return divide_by_constant(cx, x, number, method, rest=rest)
+        dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
+        ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
+        bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
-        none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
-        right = (divisor + none).times(1 << bits)
-        whole = replace(cx, out=None, computed=DType.INT32)
-        value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
+        is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
+        right = (divisor + is_zero).mul(1 << bits)
+        int32_context = replace(cx, out=None, compute_dtype=DType.INT32)
+        value = plain.lower(int32_context, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
-            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
-        infinite = none.times(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
-        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
+            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
+                cx.q
+            )
+        saturation = is_zero.mul(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
+        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + saturation).requantize(cx.q)
 
     return rule
 
 
-def _number(y: Operand) -> float | None:
-    """A divisor that is one number."""
+def _scalar_value(y: Operand) -> float | None:
+    """The divisor as a Python number if it is one number, else None."""
     if not isinstance(y, Tensor):
         return float(y)
     return float(y.real.item()) if y.is_constant and y.value.size == 1 else None
 
 
 for _record in (floor_divide, div_mode):
-    _record.integer(_in_steps(_record))
+    _record.integer_rule(_integer_rule(_record))
 for _record in (remainder, fmod):
-    _record.integer(_in_steps(_record, rest=True))
+    _record.integer_rule(_integer_rule(_record, rest=True))

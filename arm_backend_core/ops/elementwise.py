@@ -1,4 +1,4 @@
-"""Arithmetic of two tensors, or a tensor and a number, with broadcasting."""
+"""Binary arithmetic with broadcasting: tensor and tensor, or tensor and number."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import FixedPoint, of_int16, of_one_rank, to_common_scale
+from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_rank, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -24,230 +24,236 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_TINY = 2.0**-64  #: beside it every divisor with an infinite reciprocal is small, and its inverse far from overflow
+#: Every divisor with an infinite reciprocal is below it, and its inverse is far from overflow.
+_TINY = 2.0**-64
 _ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
-def _common(cx: Context, *operands: Operand) -> list[Value]:
-    """Plain operands in the result's element type."""
+def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
+    """Cast plain operands to the result's element type."""
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
-def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_integer(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
-        raise Unsupported("alpha=0 makes its second operand count for nothing; leave the operator out")
-    known = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
-    if (
-        isinstance(x, Tensor) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not known.any()
-    ):  # as of a mask
+        raise Unsupported("alpha=0 multiplies its second operand by 0; remove the operator")
+    addend = y.real if isinstance(y, Tensor) and y.is_constant else np.ones(1)
+    # An addend of zeros, for example a mask
+    if isinstance(x, Tensor) and cx.q.is_equivalent(x.q) and x.value.shape == cx.shape and not addend.any():
         return x.value
-    right = cx.integer(y)
-    pair = cx.integer(x), right.with_scale(right.scale * abs(factor))
-    left, right = of_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
-    return (left + right if factor > 0 else left - right).to(cx.q)
+    right = cx.to_fixed_point(y)
+    pair = cx.to_fixed_point(x), right.with_scale(right.scale * abs(factor))
+    left, right = to_common_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
+    return (left + right if factor > 0 else left - right).requantize(cx.q)
 
 
-def _arithmetic(cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool) -> Value:
-    """``rule`` on plain operands; a ``single`` operator rounds once in any floating-point type."""
+def _apply_in_result_type(
+    cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool
+) -> Value:
+    """Apply ``rule`` to plain operands. A ``single`` operator rounds once, so it needs no wider type."""
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
-        return rule(*_common(inner, x, y))
+        return rule(*_cast_operands(inner, x, y))
 
-    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.widened(evaluate, x, y)
+    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.compute_wide(evaluate, x, y)
 
 
-def _plain_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     def total(left: Value, right: Value) -> Value:
         if abs(factor) != 1:
             right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
         return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
 
-    return _arithmetic(cx, total, x, y, single=abs(factor) == 1)
+    return _apply_in_result_type(cx, total, x, y, single=abs(factor) == 1)
 
 
 @op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
 def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x + alpha * y."""
-    return _plain_sum(cx, x, y, alpha)
+    return _add_plain(cx, x, y, alpha)
 
 
-add.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, alpha))
+add.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
 def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x - alpha * y."""
-    return _plain_sum(cx, x, y, -alpha)
+    return _add_plain(cx, x, y, -alpha)
 
 
-sub.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, -alpha))
+sub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
 
 
 @op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
 def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """y - alpha * x."""
-    return _plain_sum(cx, y, x, -alpha)
+    return _add_plain(cx, y, x, -alpha)
 
 
-rsub.integer(lambda cx, x, y, alpha=1: _sum(cx, y, x, -alpha))
+rsub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, y, x, -alpha))
 
 
-def _positive(x: Any, y: Any) -> float | None:
-    """The number that the other operand is multiplied by, if it is a positive Python number."""
+def _positive_factor(x: Any, y: Any) -> float | None:
+    """The constant factor of a multiplication if it is a positive Python number, else None."""
     return float(y) if isinstance(y, (int, float)) and not isinstance(y, bool) and y > 0 else None
 
 
-def _inverse(x: Any, y: Any) -> float | None:
-    factor = _positive(x, y)
+def _reciprocal_factor(x: Any, y: Any) -> float | None:
+    factor = _positive_factor(x, y)
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
+@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
-    """x * y; of booleans, whether both hold."""
+    """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
-        return cx.b.bitwise("LOGICAL_AND", *_common(cx, x, y))
-    return _arithmetic(cx, cx.b.mul, x, y, single=True)
+        return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
+    return _apply_in_result_type(cx, cx.b.mul, x, y, single=True)
 
 
-@mul.integer
+@mul.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_summed_product``).
+    """The product of two int16 is exact in INT32. A term of a sum stays INT32 (``fusion.is_summed_product``).
 
-    An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
-    U85-256.
+    An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
+    of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.
     """
-    left, right = of_one_rank(cx.integer(x), cx.integer(y))
+    left, right = to_common_rank(cx.to_fixed_point(x), cx.to_fixed_point(y))
     if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
-        left, right = left.in_int16(), right.in_int16()
+        left, right = left.to_int16(), right.to_int16()
     else:
-        left, right = left.in_steps(), right.in_steps()
+        left, right = left.to_int32(), right.to_int32()
     product = left * right
     if cx.out is None:
         return Tensor(product.value, QParams(product.scale, 0, DType.INT32, product.low, product.high))
-    return product.to(cx.q)
+    return product.requantize(cx.q)
 
 
-@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, compute_fp32=True, **_ARITHMETIC)
+@op(aten.div.Tensor, aten.div.Scalar, factor=_reciprocal_factor, compute_fp32=True, **_ARITHMETIC)
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
-    dividend = Float(cx.b, cx.operand(x, cx.dtype))
+    dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     if not isinstance(y, Tensor) and abs(y) >= _TINY:
         return (dividend / y).value
-    divisor = Float(cx.b, cx.operand(y, cx.dtype))
+    divisor = FloatExpr(cx.b, cx.operand(y, cx.dtype))
     if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
-        grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.like(1.0))
-        dividend, divisor = dividend * grown, divisor * grown
+        factor = abs(divisor).less(_TINY).where(1 / _TINY, divisor.full_like(1.0))
+        dividend, divisor = dividend * factor, divisor * factor
     return (dividend / divisor).value
 
 
 def _may_be_tiny(divisor: Value) -> bool:
     if divisor.data is not None:
         return bool(np.any(np.abs(divisor.data) < _TINY))
-    maker = divisor.producer
-    return maker is None or maker.kind != "CLAMP" or maker.attrs["min_val"] < _TINY
+    producer = divisor.producer
+    return producer is None or producer.kind != "CLAMP" or producer.attrs["min_val"] < _TINY
 
 
-@div.integer
+@div.integer_rule
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
 
-    x / 0 saturates, as infinity does in PyTorch's quantized graph: with sign(0) = 0 the quotient is 0 there, and
-    sign(x) * 2**29 is added. So many bits of the product are dropped that 2**29 is beyond the result's range. 0 / 0
-    is 0.
+    x / 0 saturates, as infinity does in PyTorch's quantized graph. As sign(0) = 0, the quotient is 0 there, and
+    sign(x) * 2**29 is added. The product drops enough bits that 2**29 exceeds the result's range. 0 / 0 is 0.
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
-    dividend, divisor = (cx.integer(z).in_steps().with_scale(1.0) for z in (x, y))
-    size = abs(divisor)
-    # One step over one step, in steps of the result; and the quotient from which on results saturate.
-    unit = cx.integer(x).scale / cx.integer(y).scale / float(cx.q.scale)
+    dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
+    magnitude = abs(divisor)
+    # The quotient of one step by one step, in steps of the result; and the smallest quotient that saturates.
+    unit_quotient = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    most = math.ceil(2 * span / unit)
-    bits = min(max(most, dividend.peak).bit_length() + 1, 62)
-    if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: leave no room for larger quotients
-        bits = most.bit_length() + 1
-        dividend = dividend.minimum(size.times(most).with_scale(1.0)).maximum(size.times(-most).with_scale(1.0))
-    peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
-    quotient = (dividend * divisor.sign()).times(_inverse_of(size.maximum(1), cx.q.dtype), bits, peak)
-    signs = cx.integer(x).in_steps().sign().with_scale(1.0)
-    infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).with_scale(1.0) * signs
-    total = quotient + infinite.with_scale(quotient.scale)
-    # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
-    return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
+    max_quotient = math.ceil(2 * span / unit_quotient)
+    bits = min(max(max_quotient, dividend.peak).bit_length() + 1, 62)
+    # Too coarse: clip quotients that saturate.
+    if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and max_quotient < dividend.peak:
+        bits = max_quotient.bit_length() + 1
+        dividend = dividend.minimum(magnitude.mul(max_quotient).with_scale(1.0)).maximum(
+            magnitude.mul(-max_quotient).with_scale(1.0)
+        )
+    peak = min(max(max_quotient, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
+    quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(magnitude.maximum(1), cx.q.dtype), bits, peak)
+    signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
+    saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
+    total = quotient + saturation.with_scale(quotient.scale)
+    # If more than 62 bits would have to be dropped, all finite quotients round to 0.
+    return total.with_scale(
+        max(unit_quotient, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)
+    ).requantize(cx.q)
 
 
-def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
-    """2**30 / v; for int16 with a step of Newton's method, r + r * (1 - v * r)."""
+def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
+    """2**30 / v; for an int16 result refined by one Newton step, r + r * (1 - v * r)."""
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
-    rest = inverse.like(1 << 30) - inverse.times(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
-    return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
+    rest = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
+    return inverse + inverse.mul(rest.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
-def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
-    """``maximum`` or ``minimum``; ``ignoring`` gives the other operand where one is not a number."""
+def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
+    """Register ``maximum`` or ``minimum``; the overload ``ignoring`` returns the other operand if one is NaN."""
 
     def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
-        return _arithmetic(cx, getattr(cx.b, name), x, y, single=True)
+        return _apply_in_result_type(cx, getattr(cx.b, name), x, y, single=True)
 
     def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
-        left, right = to_common_scale(cx.integer(x), cx.integer(y), cx.q)
+        left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
         result: FixedPoint = getattr(left, name)(right)
-        return result.to(cx.q)
+        return result.requantize(cx.q)
 
     def other(cx: Context, x: Tensor, y: Tensor) -> Value:
-        result: Value = getattr(cx.b, name)(*_common(cx, x, y), ignore_nan=True)
+        result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
-    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer(integer)
-    op(ignoring)(other).integer(integer)
+    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer_rule(integer)
+    op(ignoring)(other).integer_rule(integer)
 
 
-_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
-_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
+_register_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
+_register_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
 @op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """x ** y."""
+    """x**y."""
     if not cx.dtype.is_float:
-        raise Unsupported("a power of integers: TOSA has none; convert with .to(torch.float32)")
-    base, exponent = (Float(cx.b, value) for value in _common(cx, x, y))
+        raise Unsupported("TOSA has no power of integers; convert them with .to(torch.float32)")
+    base, exponent = (FloatExpr(cx.b, value) for value in _cast_operands(cx, x, y))
     return (base**exponent).value
 
 
-@power.integer
+@power.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
-    base, exponent = of_one_rank(*(cx.integer(z).in_steps() for z in (x, y)))
+    """exp(y * ln(x)). A negative x, whose powers are defined only for integers y, counts as 0."""
+    base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
     steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
-    power = exponent.times(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).within(0, 1) * exponent.sign().with_scale(1.0)  # of 0 the logarithm is infinite
-    return fixed_point.exponential(power - none.times(1 << 29).with_scale(power.scale), cx.q).to(cx.q)
+    power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
+    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(1.0)  # ln(0) is infinite
+    return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative.
+    """x [N, C, ...] where it is positive, else weight * x with weight [C] or [1].
 
-    The weight of ``_prelu_kernel`` has been brought to a shape that broadcasts.
+    The weight of ``_prelu_kernel`` has a shape that broadcasts already.
     """
     positive = cx.b.compare("GREATER", x.value, cx.operand(0.0))
     return cx.b.select(positive, x.value, cx.b.mul(x.value, _per_channel(cx, x, weight)))
 
 
-@prelu.integer
+@prelu.integer_rule
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """The negative part times the weight in its own steps (8 bits, as calibrated), both parts in fine steps."""
-    value = cx.integer(x).in_steps()
-    gain = cx.integer(weight).in_steps()
+    """The negative part times the weight at its own scale (8 bits, as calibrated); both parts are added in INT32."""
+    value = cx.to_fixed_point(x).to_int32()
+    gain = cx.to_fixed_point(weight).to_int32()
     gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))
     positive, negative = to_common_scale(value.maximum(0), value.minimum(0) * gain, cx.q)
-    return (positive + negative).to(cx.q)
+    return (positive + negative).requantize(cx.q)
 
 
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:

@@ -1,4 +1,4 @@
-"""Floating-point formulas, written as they are in a book."""
+"""Floating-point expressions: Python operators on ``FloatExpr`` emit TOSA operators."""
 
 from __future__ import annotations
 
@@ -14,139 +14,140 @@ from arm_backend_core.tosa.graph import Value
 
 
 @dataclass(frozen=True, eq=False)
-class Float:
-    """A floating-point value with arithmetic; Python numbers mix in.
+class FloatExpr:
+    """A floating-point value with arithmetic. The other operand may be a Python number.
 
     Attributes:
         b: where the operators are appended.
-        value: FP32, FP16 or BF16; BOOL is what comparisons give.
-        result: the type that the formula's result is rounded to, where that is narrower than ``value``'s.
+        value: FP32, FP16 or BF16; BOOL for the result of a comparison.
+        result_dtype: the type that the formula's result is rounded to, if it is narrower than that of ``value``.
     """
 
     b: Builder
     value: Value
-    result: DType | None = None
+    result_dtype: DType | None = None
 
-    def _of(self, x: Float | float) -> Value:
-        return x.value if isinstance(x, Float) else self.b.const(np.full((), x), self.value.dtype)
+    def _operand(self, x: FloatExpr | float) -> Value:
+        return x.value if isinstance(x, FloatExpr) else self.b.const(np.full((), x), self.value.dtype)
 
-    def _new(self, value: Value) -> Float:
-        return Float(self.b, value)
+    def _wrap(self, value: Value) -> FloatExpr:
+        return FloatExpr(self.b, value)
 
-    def __add__(self, x: Float | float) -> Float:
-        return self._new(self.b.add(self.value, self._of(x)))
+    def __add__(self, x: FloatExpr | float) -> FloatExpr:
+        return self._wrap(self.b.add(self.value, self._operand(x)))
 
     __radd__ = __add__
 
-    def __sub__(self, x: Float | float) -> Float:
-        return self._new(self.b.sub(self.value, self._of(x)))
+    def __sub__(self, x: FloatExpr | float) -> FloatExpr:
+        return self._wrap(self.b.sub(self.value, self._operand(x)))
 
-    def __rsub__(self, x: float) -> Float:
-        return self._new(self.b.sub(self._of(x), self.value))
+    def __rsub__(self, x: float) -> FloatExpr:
+        return self._wrap(self.b.sub(self._operand(x), self.value))
 
-    def __mul__(self, x: Float | float) -> Float:
-        return self._new(self.b.mul(self.value, self._of(x)))
+    def __mul__(self, x: FloatExpr | float) -> FloatExpr:
+        return self._wrap(self.b.mul(self.value, self._operand(x)))
 
     __rmul__ = __mul__
 
-    def __truediv__(self, x: Float | float) -> Float:
-        return self * (x.unary("RECIPROCAL") if isinstance(x, Float) else 1.0 / x)
+    def __truediv__(self, x: FloatExpr | float) -> FloatExpr:
+        return self * (x.unary("RECIPROCAL") if isinstance(x, FloatExpr) else 1.0 / x)
 
-    def __rtruediv__(self, x: float) -> Float:
+    def __rtruediv__(self, x: float) -> FloatExpr:
         return self.unary("RECIPROCAL") * x if x != 1 else self.unary("RECIPROCAL")
 
-    def __neg__(self) -> Float:
-        return self._new(self.b.negate(self.value))
+    def __neg__(self) -> FloatExpr:
+        return self._wrap(self.b.negate(self.value))
 
-    def __abs__(self) -> Float:
+    def __abs__(self) -> FloatExpr:
         return self.unary("ABS")
 
-    def __pow__(self, x: Float | float) -> Float:
-        """exp(y * ln(abs(x))) with its sign, 1e-5 of the result at most (exponents are below 89).
+    def __pow__(self, x: FloatExpr | float) -> FloatExpr:
+        """x**y as exp(y * ln(abs(x))) with the sign of C's pow.
 
-        TOSA's POW is defined for finite, positive bases alone. The powers of -0.0 and of negative bases follow C's pow.
+        The relative error is at most 1e-5, as the argument of exp is below 89. TOSA defines POW only for finite
+        positive bases. The powers of -0.0 and of negative bases follow C's pow.
         """
-        y = x if isinstance(x, Float) else self.like(x)
+        y = x if isinstance(x, FloatExpr) else self.full_like(x)
         base = abs(self)
         magnitude = base.equal(1.0).where(1.0, y.equal(0.0).where(1.0, (y * base.unary("LOG")).unary("EXP")))
         half = y * 0.5
-        whole, even = y.unary("FLOOR").equal(y), half.unary("FLOOR").equal(half)
+        is_integer, even = y.unary("FLOOR").equal(y), half.unary("FLOOR").equal(half)
         limit = base.equal(0.0).where(magnitude, base.equal(math.inf).where(magnitude, math.nan))
-        below = whole.where(even.where(magnitude, -magnitude), limit)
+        for_negative = is_integer.where(even.where(magnitude, -magnitude), limit)
         negative = self.minimum(1 / self).less(0.0)  # minus zero too
-        return negative.where(below, magnitude)
+        return negative.where(for_negative, magnitude)
 
-    def __rpow__(self, x: float) -> Float:
-        return (self * math.log(x)).unary("EXP") if x > 0 and x != 1 else self.like(x) ** self
+    def __rpow__(self, x: float) -> FloatExpr:
+        return (self * math.log(x)).unary("EXP") if x > 0 and x != 1 else self.full_like(x) ** self
 
-    def unary(self, kind: str) -> Float:
-        """A TOSA operator of one operand, for example "EXP"."""
-        return self._new(self.b.unary(kind, self.value))
+    def unary(self, kind: str) -> FloatExpr:
+        """Apply a unary TOSA operator, for example "EXP"."""
+        return self._wrap(self.b.unary(kind, self.value))
 
-    def sqrt(self) -> Float:
-        """The reciprocal of RSQRT, all that TOSA has; right at 0 and infinity too."""
+    def sqrt(self) -> FloatExpr:
+        """1 / RSQRT(x), as TOSA has no SQRT; correct at 0 and infinity too."""
         return 1 / self.unary("RSQRT")
 
-    def truncated(self) -> Float:
+    def trunc(self) -> FloatExpr:
         """Rounded towards zero."""
         return self.greater(0.0).where(self.unary("FLOOR"), self.unary("CEIL"))
 
-    def polynomial(self, coefficients: Sequence[float]) -> Float:
-        """Sum of the powers of x, each times its coefficient, the constant first (Horner's rule)."""
+    def polynomial(self, coefficients: Sequence[float]) -> FloatExpr:
+        """c[0] + c[1] * x + c[2] * x**2 + ... by Horner's rule."""
         *rest, last = coefficients
-        total: Float | float = last
+        total: FloatExpr | float = last
         for coefficient in reversed(rest):
             total = self * total + coefficient
-        assert isinstance(total, Float), "a polynomial has two coefficients at least"
+        assert isinstance(total, FloatExpr), "a polynomial needs at least two coefficients"
         return total
 
-    def clamp(self, low: float | None, high: float | None) -> Float:
-        """min(max(x, low), high); None is no bound. Integers are clamped too."""
+    def clamp(self, low: float | None, high: float | None) -> FloatExpr:
+        """min(max(x, low), high), None meaning no bound. Also for integers."""
         bounds = -math.inf if low is None else low, math.inf if high is None else high
         dtype = self.value.dtype
         if dtype.is_float:
-            return self._new(self.b.clamp(self.value, *bounds))
+            return self._wrap(self.b.clamp(self.value, *bounds))
         lowest, highest = (int(max(dtype.range[0], min(bound, dtype.range[1]))) for bound in bounds)
-        return self.maximum(lowest).minimum(highest)  # int32, which CLAMP does not take
+        return self.maximum(lowest).minimum(highest)  # CLAMP does not accept INT32
 
-    def maximum(self, x: Float | float) -> Float:
-        """Elementwise."""
-        return self._new(self.b.maximum(self.value, self._of(x)))
+    def maximum(self, x: FloatExpr | float) -> FloatExpr:
+        """Elementwise maximum."""
+        return self._wrap(self.b.maximum(self.value, self._operand(x)))
 
-    def minimum(self, x: Float | float) -> Float:
-        """Elementwise."""
-        return self._new(self.b.minimum(self.value, self._of(x)))
+    def minimum(self, x: FloatExpr | float) -> FloatExpr:
+        """Elementwise minimum."""
+        return self._wrap(self.b.minimum(self.value, self._operand(x)))
 
-    def _compare(self, kind: str, a: Float | float, b: Float | float) -> Float:
-        return self._new(self.b.compare(kind, self._of(a), self._of(b)))
+    def _compare(self, kind: str, a: FloatExpr | float, b: FloatExpr | float) -> FloatExpr:
+        return self._wrap(self.b.compare(kind, self._operand(a), self._operand(b)))
 
-    def greater(self, x: Float | float) -> Float:
-        """BOOL, for ``where``; not a number compares as false, here and below."""
+    def greater(self, x: FloatExpr | float) -> FloatExpr:
+        """x > y as BOOL, for ``where``. NaN compares as false, in all comparisons."""
         return self._compare("GREATER", self, x)
 
-    def less(self, x: Float | float) -> Float:
-        """BOOL, for ``where``."""
+    def less(self, x: FloatExpr | float) -> FloatExpr:
+        """x < y as BOOL, for ``where``."""
         return self._compare("GREATER", x, self)
 
-    def less_equal(self, x: Float | float) -> Float:
-        """BOOL, for ``where``."""
+    def less_equal(self, x: FloatExpr | float) -> FloatExpr:
+        """x <= y as BOOL, for ``where``."""
         return self._compare("GREATER_EQUAL", x, self)
 
-    def equal(self, x: Float | float) -> Float:
-        """BOOL, for ``where``."""
+    def equal(self, x: FloatExpr | float) -> FloatExpr:
+        """x == y as BOOL, for ``where``."""
         return self._compare("EQUAL", self, x)
 
     @property
-    def largest(self) -> float:
-        """Largest finite number of the formula's result."""
-        return (self.result or self.value.dtype).largest
+    def max_finite(self) -> float:
+        """Largest finite number of the type of the formula's result."""
+        return (self.result_dtype or self.value.dtype).largest
 
-    def where(self, a: Float | float, b: Float | float) -> Float:
-        """``self`` is BOOL: a where it holds, else b; at least one of them is a Float."""
-        like = a if isinstance(a, Float) else b
-        assert isinstance(like, Float), "numbers alone have no element type: see like()"
-        return self._new(self.b.select(self.value, like._of(a), like._of(b)))
+    def where(self, a: FloatExpr | float, b: FloatExpr | float) -> FloatExpr:
+        """Elementwise a if ``self`` (BOOL) is true, else b; at least one of them must be a FloatExpr."""
+        like = a if isinstance(a, FloatExpr) else b
+        assert isinstance(like, FloatExpr), "two Python numbers have no element type: use full_like()"
+        return self._wrap(self.b.select(self.value, like._operand(a), like._operand(b)))
 
-    def like(self, number: float) -> Float:
-        """A number in the element type of ``self``."""
-        return self._new(self._of(number))
+    def full_like(self, number: float) -> FloatExpr:
+        """A scalar constant in the element type of ``self``."""
+        return self._wrap(self._operand(number))

@@ -1,4 +1,4 @@
-"""Elements picked by index."""
+"""Indexing: embedding, index, index_select, gather and one_hot by GATHER, slices, or one-hot products."""
 
 from __future__ import annotations
 
@@ -18,108 +18,114 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Without GATHER. Vela's estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles, as MATMUL 1,641,804. Beyond
-#: twice that the CPU copies the rows: tiny BERT's 32 of 1000 rows of 128 would cost 442,616, a third of the whole.
+#: Limits of rows, and of rows times elements, for a product with one-hot rows on targets without GATHER. Vela's
+#: estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles (1,641,804 as MATMUL). Above twice that size the CPU
+#: copies the rows: 32 of 1000 rows of 128 in tiny BERT would cost 442,616 cycles, a third of the model.
 _FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
-_FEW_BYTES = 1 << 16  #: of products, where the rows are computed; those of int32 lie in memory
-_NONE = -128  #: 0 of a matrix of ones, so that whatever is less saturates to it
-_MOST_ROWS = 64  #: each is taken out, picked from and put back
-_FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
-_MOST_SLICES = 1024  #: RAFT samples 12,544 elements one by one; the CPU is faster, and Vela not done in minutes
+_FEW_BYTES = 1 << 16  #: limit of the size of the products for computed rows, as int32 products are stored in memory
+_ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
+_MAX_ROWS = 64  #: each row is sliced, indexed and concatenated again
+_FEW_SLICES = 8  #: up to so many runs, slices are assumed to be cheaper than a GATHER
+_MAX_SLICES = 1024  #: RAFT samples 12,544 single elements: the CPU is faster, and Vela takes minutes
 
 
 def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis, the indices known: slices of the runs among them, repetitions, or a GATHER."""
+    """x[indices] along one axis for constant indices: slices of consecutive runs, repetitions, or a GATHER."""
     lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     times = len(indices) // size
-    if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # each one several times
+    if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # repeat each element
         return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
     starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
     if len(starts) - 1 > _FEW_SLICES:
         even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
         if list(indices) == list(even):
-            return strided(b, x, axis, even)
+            return take_strided(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
-    if len(starts) > _MOST_SLICES:
-        raise Unsupported(f"{len(starts) - 1} runs of elements ({_MOST_SLICES} without GATHER); leave it to the CPU")
+    if len(starts) > _MAX_SLICES:
+        runs = len(starts) - 1
+        raise Unsupported(f"{runs} runs of elements (at most {_MAX_SLICES} without GATHER); leave it to the CPU")
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
-def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
-    """x[places] along one axis: one of each group, the first if all are whole; else what is missing is filled."""
+def take_strided(b: Builder, x: Value, axis: int, places: range) -> Value:
+    """x[places] along one axis for a range with a step.
+
+    The axis is split into groups of ``step`` elements, of which one is kept. An incomplete last group is padded.
+    """
     before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
     if places.step == 1:
         return b.narrow(x, axis, places.start, count)
     behind = max(places.start + count * places.step - x.shape[axis], 0)
-    place = min(places.start, behind)  # in each group: nothing is missing of those that begin earlier
+    place = min(places.start, behind)  # position in each group; groups that start earlier need less padding
     padded = b.pad(x, [(0, behind - place if i == axis else 0) for i in range(x.rank)], 0)
     span = b.narrow(padded, axis, places.start - place, count * places.step)
     grouped = b.reshape(span, (*before, count, places.step, *after))
     return b.reshape(b.narrow(grouped, axis + 1, place, 1), (*before, count, *after))
 
 
-def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
-    """x[indices] along one axis, the indices computed; one axis stands for all of theirs."""
+def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
+    """x[indices] along one axis for computed indices, whose dimensions are flattened to one."""
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     front = b.transpose(x, order)
     few = front.shape[0] <= _FEW_ROWS and indices.size * front.size <= _FEW_PRODUCTS
     known = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
     if "GATHER" in cx.target.hardware.unsupported and known and few:
-        picked = _product(b, front, b.cast(indices, DType.INT32))
+        picked = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        picked = _rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
+        picked = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
     back = b.reshape(picked, (indices.size, *front.shape[1:]))
     return b.transpose(back, [order.index(i) for i in range(x.rank)])
 
 
-def _rows(cx: Context, values: Value, indices: Value) -> Value:
-    """values [N, K, C], indices [N, W] -> [N, W, C] (TOSA 1.0, GATHER), or products with what has a 1 for an index."""
+def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
+    """values [N, K, C], indices [N, W] -> [N, W, C] by GATHER (TOSA 1.0), or by a product with one-hot rows."""
     b, dtype, (n, w) = cx.b, values.dtype, indices.shape
     computed = DType.INT8 if dtype is DType.INT8 else DType.INT32
     numbers = dtype in (DType.INT8, DType.INT16, DType.INT32)
     few = w * values.size * computed.bytes <= _FEW_BYTES
     if "GATHER" not in cx.target.hardware.unsupported or not (numbers and few):
         return b.gather(values, indices)
-    hot = _hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
+    hot = _one_hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
     if computed is DType.INT8:
-        return b.rescale(b.matmul(hot, values, (_NONE, 0)), dtype, 1.0)
-    hot = b.reshape(b.rescale(hot, computed, 1.0, _NONE), (*hot.shape, 1))
+        return b.rescale(b.matmul(hot, values, (_ONE_HOT_ZERO_POINT, 0)), dtype, 1.0)
+    hot = b.reshape(b.rescale(hot, computed, 1.0, _ONE_HOT_ZERO_POINT), (*hot.shape, 1))
     each = b.mul(hot, b.reshape(b.cast(values, computed), (n, 1, *values.shape[1:])))
     return b.cast(b.reshape(b.reduce("REDUCE_SUM", each, 2), (n, w, values.shape[2])), dtype)
 
 
-def _hot(b: Builder, indices: Value, count: int) -> Value:
-    """indices [..., 1] -> [..., count]: 1 at the index, 0 elsewhere, in int8 whose 0 is ``_NONE``."""
+def _one_hot(b: Builder, indices: Value, count: int) -> Value:
+    """One-hot rows: indices [..., 1] -> int8 [..., count] with zero point ``_ONE_HOT_ZERO_POINT``."""
     axes = (1,) * (indices.rank - 1)
-    apart = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
-    return b.rescale(b.sub(b.const(np.ones((*axes, 1)), DType.INT32), apart), DType.INT8, 1.0, 0, _NONE)  # saturates
+    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
+    hits = b.sub(b.const(np.ones((*axes, 1)), DType.INT32), distance)
+    return b.rescale(hits, DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT)  # saturates negative numbers to 0
 
 
-def _product(b: Builder, rows: Value, indices: Value) -> Value:
-    """rows[indices], the rows known: their product with a matrix that has a 1 where an index is that of a row.
+def _gather_by_conv(b: Builder, rows: Value, indices: Value) -> Value:
+    """rows[indices] for constant rows, as a 1x1 convolution of one-hot rows with the rows as weights.
 
-    Elements of 16 bits are taken in halves, of which the lower one is 128 less: a weight has 8 bits and a sign.
+    int16 elements are split into two bytes. The low byte minus 128 fits an int8 weight; the bias adds 128 again.
     """
-    count, hot = rows.shape[0], _hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
+    count, hot = rows.shape[0], _one_hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
     assert rows.data is not None
-    known = rows.data.reshape(count, -1).T
-    parts = [known] if rows.dtype is DType.INT8 else [(known & 255) - 128, known >> 8]
+    columns = rows.data.reshape(count, -1).T
+    parts = [columns] if rows.dtype is DType.INT8 else [(columns & 255) - 128, columns >> 8]
     weights = b.const(np.concatenate(parts).reshape(-1, 1, 1, count), DType.INT8)
-    bias = b.const(np.repeat([128, 0] if len(parts) > 1 else [0], len(known)), DType.INT32)
-    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(_NONE, 0))
+    bias = b.const(np.repeat([128, 0] if len(parts) > 1 else [0], len(columns)), DType.INT32)
+    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(_ONE_HOT_ZERO_POINT, 0))
     if len(parts) > 1:
-        low, high = (b.narrow(sums, 3, i * len(known), len(known)) for i in range(2))
+        low, high = (b.narrow(sums, 3, i * len(columns), len(columns)) for i in range(2))
         sums = b.add(low, b.mul(high, b.const(np.full((1,) * 4, 256), DType.INT32)))
     return b.rescale(sums, rows.dtype, 1.0)
 
 
-def _wrapped(cx: Context, indices: Value, size: int) -> Value:
-    """Negative indices count from the end."""
+def _wrap_negative(cx: Context, indices: Value, size: int) -> Value:
+    """Convert negative indices, which count from the end, to positive ones."""
     b, dtype = cx.b, DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     number = b.cast(indices, dtype)
     negative = b.compare("GREATER", b.const(0, dtype), number)
@@ -127,9 +133,9 @@ def _wrapped(cx: Context, indices: Value, size: int) -> Value:
 
 
 def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
-    """The FP profile has INT32 indices but reshapes none, so they pass through FP32 there.
+    """Reshape indices. The FP profile has no RESHAPE of INT32, so indices pass through FP32 there.
 
-    That is exact below 2**24, more rows than any table on such a device has.
+    That is exact below 2**24, which exceeds the number of rows of tables on such devices.
     """
     if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
         return cx.b.reshape(indices, shape)
@@ -139,38 +145,41 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
 @op(aten.embedding.default, kind=Kind.SHARED)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
-    return cx.b.reshape(_gathered(cx, table.value, 0, indices.value), cx.shape)
+    return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
 @op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
-    """x[:, i]; several indices are one into the product of their axes, which go first where they are apart."""
+    """x[:, i]. Several indices become one into their flattened axes, which go first unless they are adjacent."""
     axes = [axis for axis, picked in enumerate(indices) if picked is not None]
-    given = [picked.value for picked in indices if picked is not None]
+    index_values = [picked.value for picked in indices if picked is not None]
     value, sizes, first = x.value, [x.shape[axis] for axis in axes], axes[0]
     if axes != list(range(axes[0], axes[-1] + 1)):
         value, first = cx.b.transpose(value, [*axes, *(i for i in range(x.rank) if i not in axes)]), 0
     value = cx.b.reshape(value, (*value.shape[:first], prod(sizes), *value.shape[first + len(axes) :]))
-    if all(index.data is not None for index in given):
-        pairs = zip(given, sizes, strict=True)
+    if all(index.data is not None for index in index_values):
+        pairs = zip(index_values, sizes, strict=True)
         known = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
         flat = np.ravel_multi_index(known, sizes).reshape(-1)
         return cx.b.reshape(take(cx.b, value, first, flat.tolist()), cx.shape)
-    places = _wrapped(cx, given[0], sizes[0])
-    for computed, size in zip(given[1:], sizes[1:], strict=True):
+    places = _wrap_negative(cx, index_values[0], sizes[0])
+    for computed, size in zip(index_values[1:], sizes[1:], strict=True):
         places = cx.b.mul(places, cx.b.const(np.full((), size), DType.INT32))
-        places = cx.b.add(places, _wrapped(cx, computed, size))
-    return cx.b.reshape(_gathered(cx, value, first, places), cx.shape)
+        places = cx.b.add(places, _wrap_negative(cx, computed, size))
+    return cx.b.reshape(_gather_along_axis(cx, value, first, places), cx.shape)
 
 
-def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
-    """x[indices] along one axis, the indices known and other ones in some rows; falling ones of what is reversed."""
+def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
+    """x[indices] along one axis for constant indices that differ by row; descending ones read the reversed axis."""
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
-            if size > _MOST_ROWS:
-                raise Unsupported(f"gather with other indices in each of {size} rows ({_MOST_ROWS} without GATHER)")
-            return b.concat([_row_by_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
+            if size > _MAX_ROWS:
+                limit = f"at most {_MAX_ROWS} without GATHER"
+                raise Unsupported(f"gather with different indices in each of {size} rows ({limit})")
+            return b.concat(
+                [_take_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
+            )
     picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
     if picked[0] > picked[-1]:
         x, picked = b.reverse(x, axis), x.shape[axis] - 1 - picked
@@ -179,20 +188,20 @@ def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) 
 
 @op(aten.gather.default, kind=Kind.SHARED)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
-    """x[i][indices[i][j][k]][k] along dimension 1: a GATHER from rows of single elements."""
+    """torch.gather: a GATHER from rows of single elements, for example x[i][indices[i][j][k]][k] along dimension 1."""
     if not x.rank:
         return cx.b.reshape(x.value, cx.shape)
     axis = dim % x.rank
     picked = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
     part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
-    if part.data is not None and part.size and part.data.min() == part.data.max():  # whatever the indices are
+    if part.data is not None and part.size and part.data.min() == part.data.max():  # one value, so any indices give it
         return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
     if picked.data is not None and "GATHER" in cx.target.hardware.unsupported:
-        return cx.b.reshape(_row_by_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
+        return cx.b.reshape(_take_per_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
     values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
-    elements = _rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
+    elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 
@@ -206,7 +215,7 @@ def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH)
 def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
-    """1 where the class is x, along a new last dimension."""
+    """1 at the class x, else 0, along a new last dimension."""
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
     hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))

@@ -1,4 +1,10 @@
-"""Integer arithmetic that carries its range: formulas in fixed point that cannot overflow unnoticed."""
+"""Fixed-point arithmetic with interval tracking: a formula that could overflow fails when a rule builds it.
+
+``FixedPoint`` wraps a TOSA value together with its scale, its zero point and the interval of its integers. Each
+operator computes the interval of its result exactly, in Python integers. ``Accumulator`` describes the sums of
+convolutions and matrix products, and ``requantize`` converts sums to the result's quantization parameters with one
+rounding.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +22,29 @@ from arm_backend_core.tosa.builder import Builder, quantized_multipliers
 from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
-#: What a value shifted to the left may reach, so that RESCALE takes it.
-SHIFTED = 1 << 29
-#: 1.0 of a table of int16 entries; the largest int16.
+#: Magnitude below which RESCALE accepts a value that was shifted left.
+RESCALE_SAFE_LIMIT = 1 << 29
+#: The largest int16, which represents 1.0 in a table with int16 entries.
 Q15_MAX = (1 << 15) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPoint:
-    """(value - zero_point) * scale are real numbers; low <= value - zero_point <= high for every element.
+    """An integer tensor with its scale and the interval of its elements; operators emit TOSA operators.
 
-    Python integers mix in. Operators compute the interval of their result, in Python's integers.
+    The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high. The
+    other operand may be a Python integer. Every operator computes the interval of its result in Python integers.
+
+    Attributes:
+        b: where the operators are appended.
+        value: the TOSA value.
+        low: the smallest value - zero_point.
+        high: the largest value - zero_point.
+        scale: the real number that one integer step represents.
+        zero_point: the integer that represents 0.
 
     Raises:
-        OverflowError: from every operator, when its result could leave its type. The rule that is being built is wrong.
+        OverflowError: from every operator, if its result could exceed its element type. This is an error in the rule.
     """
 
     b: Builder
@@ -43,11 +58,11 @@ class FixedPoint:
         low, high = self.value.dtype.range
         if self.low + self.zero_point < low or self.high + self.zero_point > high:
             kind = self.value.producer.kind if self.value.producer is not None else "a constant"
-            raise OverflowError(f"{kind} in [{self.low}, {self.high}] as {self.value.dtype.value}")
+            raise OverflowError(f"{kind} gives [{self.low}, {self.high}], which exceeds {self.value.dtype.value}")
 
     @classmethod
     def of(cls, b: Builder, value: Value, q: QParams) -> FixedPoint:
-        """A quantized tensor with one scale; of a constant the interval is what its elements are."""
+        """A quantized tensor with one scale. The interval of a constant is that of its actual elements."""
         low, high = (q.qmin, q.qmax) if q.dtype is DType.INT32 else value.dtype.range
         if value.data is not None and value.data.size:
             low, high = int(value.data.min()), int(value.data.max())
@@ -55,14 +70,14 @@ class FixedPoint:
 
     @classmethod
     def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> FixedPoint:
-        """Whole numbers known at compile time."""
+        """Integers that are known at compile time."""
         numbers = np.asarray(numbers)
         low, high = int(numbers.min()), int(numbers.max())
         if low < dtype.range[0] or high > dtype.range[1]:
-            raise OverflowError(f"a constant in [{low}, {high}] as {dtype.value}")
+            raise OverflowError(f"a constant has values in [{low}, {high}], which exceeds {dtype.value}")
         return cls(b, b.const(numbers, dtype), low, high, scale)
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- properties and views ------------------------------------------------------------------------------------
 
     @property
     def dtype(self) -> DType:
@@ -76,7 +91,7 @@ class FixedPoint:
 
     @property
     def peak(self) -> int:
-        """The largest magnitude, at least 1."""
+        """The largest magnitude in integer steps, at least 1."""
         return max(abs(self.low), abs(self.high), 1)
 
     @property
@@ -84,16 +99,16 @@ class FixedPoint:
         """The largest magnitude as a real number."""
         return self.peak * self.scale
 
-    def within(self, low: int, high: int) -> FixedPoint:
-        """The same, where more is known of its range than arithmetic on intervals tells."""
+    def assume_range(self, low: int, high: int) -> FixedPoint:
+        """The same value with a tighter interval, which the caller knows; interval arithmetic cannot derive it."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def with_scale(self, scale: float) -> FixedPoint:
-        """The same integers, standing for other real numbers."""
+        """The same integers with another scale, that is, representing other real numbers."""
         return replace(self, scale=scale)
 
     def sub_zero_point(self, zero_point: int) -> FixedPoint:
-        """The integers minus a number, which RESCALE takes away."""
+        """The integers minus ``zero_point``; the RESCALE that reads this value subtracts it."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
 
@@ -101,85 +116,89 @@ class FixedPoint:
         """The same elements in another shape."""
         return replace(self, value=self.b.reshape(self.value, shape))
 
-    def like(self, number: int) -> FixedPoint:
-        """A constant that broadcasts against this."""
+    def full_like(self, number: int) -> FixedPoint:
+        """A constant of one element and the same rank, type and scale, which broadcasts against this value."""
         return FixedPoint.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
-    def in_int16(self) -> FixedPoint:
-        """int8 or int16 without zero point as int16, in the same steps."""
+    def to_int16(self) -> FixedPoint:
+        """int8 or int16 as int16 without zero point, at the same scale."""
         if self.dtype is DType.INT16:
             return self
         if self.value.data is not None:
             return FixedPoint.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
         return self.rescale(DType.INT16, 1.0)
 
-    def in_steps(self) -> FixedPoint:
-        """INT32 without zero point, in the same steps."""
+    def to_int32(self) -> FixedPoint:
+        """INT32 without zero point, at the same scale."""
         if self.dtype is DType.INT32:
             return self
         if self.value.data is not None:
-            return _in_steps(self, self.scale)
+            return _to_int32_scale(self, self.scale)
         return self.rescale(DType.INT32, 1.0)
 
     # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
 
-    def _of(self, x: FixedPoint | int) -> FixedPoint:
-        x = x if isinstance(x, FixedPoint) else self.like(x)
-        assert self.zero_point == x.zero_point == 0, "a zero point is taken away before arithmetic"
+    def _operand(self, x: FixedPoint | int) -> FixedPoint:
+        x = x if isinstance(x, FixedPoint) else self.full_like(x)
+        assert self.zero_point == x.zero_point == 0, "arithmetic needs operands without a zero point"
         return x
 
-    def _like_terms(
+    def _emit_same_scale(
         self, x: FixedPoint | int, emit: Callable[[Value, Value], Value], ends: tuple[int, int]
     ) -> FixedPoint:
-        x = self._of(x)
+        x = self._operand(x)
         assert math.isclose(self.scale, x.scale, rel_tol=1e-6), (self.scale, x.scale)
         return FixedPoint(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
 
     def __add__(self, x: FixedPoint | int) -> FixedPoint:
-        low, high = _ends(x)
-        return self._like_terms(x, self.b.add, (self.low + low, self.high + high))
+        low, high = _interval(x)
+        return self._emit_same_scale(x, self.b.add, (self.low + low, self.high + high))
 
     def __sub__(self, x: FixedPoint | int) -> FixedPoint:
-        low, high = _ends(x)
-        return self._like_terms(x, self.b.sub, (self.low - high, self.high - low))
+        low, high = _interval(x)
+        return self._emit_same_scale(x, self.b.sub, (self.low - high, self.high - low))
 
     def __mul__(self, x: FixedPoint | int) -> FixedPoint:
-        return self.times(x)
+        return self.mul(x)
 
-    def times(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
-        """The product, rounded to a multiple of 2**shift; inside MUL it has 64 bits. A number only makes steps smaller.
+    def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
+        """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
+
+        An integer ``x`` multiplies the integers and divides the scale, so the real numbers stay the same.
 
         Args:
-            peak: the largest magnitude, where more is known of it than intervals tell.
+            x: the other factor.
+            shift: number of low bits that are dropped.
+            peak: the largest magnitude of the result, if the caller knows a tighter bound than interval arithmetic.
         """
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
-        ends = [a * b for a in (self.low, self.high) for b in _ends(x)]
-        least = 0 if x is self else min(ends)
-        low, high = (_rounded(end, shift) for end in (least, max(ends)))
+        ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
+        smallest = 0 if x is self else min(ends)
+        low, high = (_round_shift_right(end, shift) for end in (smallest, max(ends)))
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
-        return FixedPoint(self.b, self.b.mul(self.value, self._of(x).value, shift), low, high, scale * 2.0**shift)
+        return FixedPoint(self.b, self.b.mul(self.value, self._operand(x).value, shift), low, high, scale * 2.0**shift)
 
     def maximum(self, x: FixedPoint | int) -> FixedPoint:
-        """Elementwise."""
-        low, high = _ends(x)
-        return self._like_terms(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
+        """Elementwise maximum of operands with one scale."""
+        low, high = _interval(x)
+        return self._emit_same_scale(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
 
     def minimum(self, x: FixedPoint | int) -> FixedPoint:
-        """Elementwise."""
-        low, high = _ends(x)
-        return self._like_terms(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
+        """Elementwise minimum of operands with one scale."""
+        low, high = _interval(x)
+        return self._emit_same_scale(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
 
     def __abs__(self) -> FixedPoint:
         low = 0 if self.low <= 0 <= self.high else min(abs(self.low), abs(self.high))
         return FixedPoint(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
 
     def sign(self) -> FixedPoint:
-        """-1, 0 or 1, in the same steps; INT32."""
-        return self.in_steps().maximum(-1).minimum(1)
+        """-1, 0 or 1 steps at the same scale, INT32."""
+        return self.to_int32().maximum(-1).minimum(1)
 
     def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
-        """Along one axis, which stays with size 1; for ``peak`` see ``times``."""
+        """Sum along one axis, which keeps size 1; for ``peak`` see ``mul``."""
         ends = (self.shape[axis] * end for end in (self.low, self.high))
         low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
         return FixedPoint(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
@@ -187,26 +206,32 @@ class FixedPoint:
     # -- bits ----------------------------------------------------------------------------------------------------
 
     def leading_zeros(self) -> FixedPoint:
-        """CLZ of integers that are not negative."""
-        assert self.low >= 0, "leading zeros of negative numbers"
+        """CLZ (count leading zeros) of non-negative integers."""
+        assert self.low >= 0, "CLZ needs non-negative integers"
         ends = (32 - self.high.bit_length(), 32 - self.low.bit_length())
         return FixedPoint(self.b, self.b.unary("CLZ", self.value), *ends)
 
-    def shifted_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
-        """value << bits; for ``peak`` see ``times``. Only a number of bits keeps the real numbers: scale / 2**bits."""
-        _, most = _ends(bits)
+    def shift_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
+        """value << bits; for ``peak`` see ``mul``.
+
+        A Python integer keeps the real numbers: the scale is divided by 2**bits. A tensor of shifts keeps the scale.
+        """
+        _, most = _interval(bits)
         low, high = (min(self.low, 0) << most, max(self.high, 0) << most)
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
         scale = self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**-bits
-        return FixedPoint(self.b, self.b.logical_left_shift(self.value, self._of(bits).value), low, high, scale)
+        return FixedPoint(self.b, self.b.logical_left_shift(self.value, self._operand(bits).value), low, high, scale)
 
-    def shifted_right(self, bits: FixedPoint | int) -> FixedPoint:
-        """value >> bits, 0 <= bits < 32, rounded half up; for the scale see ``shifted_left``."""
-        shifts = _ends(bits)
+    def shift_right(self, bits: FixedPoint | int) -> FixedPoint:
+        """value >> bits rounded half up, 0 <= bits < 32. A Python integer multiplies the scale by 2**bits."""
+        shifts = _interval(bits)
         assert 0 <= shifts[0] <= shifts[1] < 32
-        low, high = min(_rounded(self.low, s) for s in shifts), max(_rounded(self.high, s) for s in shifts)
-        value = self.b.arithmetic_right_shift(self.value, self._of(bits).value, round=True)
+        low, high = (
+            min(_round_shift_right(self.low, s) for s in shifts),
+            max(_round_shift_right(self.high, s) for s in shifts),
+        )
+        value = self.b.arithmetic_right_shift(self.value, self._operand(bits).value, round=True)
         return FixedPoint(
             self.b, value, low, high, self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**bits
         )
@@ -214,96 +239,108 @@ class FixedPoint:
     # -- scale ---------------------------------------------------------------------------------------------------
 
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
-        """round(value * factor) without zero point: the same real numbers in steps of scale / factor.
+        """round(value * factor) without zero point: the same real numbers at scale / factor.
 
         Args:
-            saturate: results beyond ``dtype`` become its ends; otherwise they are an error.
+            dtype: the result's element type.
+            factor: the ratio of the old scale to the new one.
+            saturate: whether results beyond the range of ``dtype`` saturate; otherwise they raise OverflowError.
         """
         span = dtype.range[1] - dtype.range[0]
-        x = self._bounded(factor, span) if saturate else self
-        low, high = x._scaled_ends(factor)
+        x = self._saturate_for_rescale(factor, span) if saturate else self
+        low, high = x._rescaled_interval(factor)
         if saturate:
             low, high = max(low, dtype.range[0]), min(high, dtype.range[1])
         value = x.b.rescale(x.value, dtype, factor, x.zero_point)
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
-    def widened(self, power: int) -> FixedPoint:
-        """int8 or int16 times 2**power as INT32, by MUL: one operation where a RESCALE is two."""
+    def mul_power_of_two(self, power: int) -> FixedPoint:
+        """int8 or int16 times 2**power as INT32. MUL is one NPU operation here, RESCALE is two."""
         if power < 0:
             return self.rescale(DType.INT32, 2.0**power)
-        return self.times(1 << power)
+        return self.mul(1 << power)
 
-    def to(self, out: QParams) -> Value:
-        """In parameters ``out``: rounded once and saturated.
+    def requantize(self, out: QParams) -> Value:
+        """Convert to parameters ``out`` with one rounding and saturation.
 
         Raises:
-            Unsupported: see ``requantize``.
+            Unsupported: see the function ``requantize``.
         """
         return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
-    def _bounded(self, factor: float, span: int) -> FixedPoint:
-        """Values that saturate ``span`` anyway are made small enough for RESCALE."""
-        if self.peak <= _limit(np.array([factor]))[0]:
+    def _saturate_for_rescale(self, factor: float, span: int) -> FixedPoint:
+        """Clip values that saturate a range of ``span`` anyway, so that RESCALE accepts them."""
+        if self.peak <= _rescale_input_limit(np.array([factor]))[0]:
             return self
         bound = math.ceil(2 * span / factor)
         return self.maximum(-bound).minimum(bound)
 
-    def _scaled_ends(self, factor: float) -> tuple[int, int]:
-        """Interval after RESCALE. Raises OverflowError where it may not have such a value."""
-        if not -(_limit(np.array([factor]))[0] + 1) <= self.low <= self.high <= _limit(np.array([factor]))[0]:
-            raise OverflowError(f"RESCALE of [{self.low}, {self.high}] by {factor:g}")
+    def _rescaled_interval(self, factor: float) -> tuple[int, int]:
+        """Interval after RESCALE. Raises OverflowError if RESCALE does not accept all values of this interval."""
+        limit = _rescale_input_limit(np.array([factor]))[0]
+        if not -(limit + 1) <= self.low <= self.high <= limit:
+            raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
         multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
-        low, high = (_rounded(end * multiplier, shift) for end in (self.low, self.high))
+        low, high = (_round_shift_right(end * multiplier, shift) for end in (self.low, self.high))
         return low, high
 
     # -- tables --------------------------------------------------------------------------------------------------
 
-    def tabulated(self, values: Array, scale: float) -> FixedPoint:
-        """int16 -> int16 through a table of 513 points, interpolated; results in steps of ``scale``.
+    def apply_table(self, values: Array, scale: float) -> FixedPoint:
+        """Apply a function int16 -> int16 by a TABLE of 513 points with linear interpolation.
 
-        TABLE followed by this RESCALE is one operation on Ethos-U55; a TABLE whose INT32 result is used otherwise is
-        six.
+        TABLE and the following RESCALE are one operation on Ethos-U55. A TABLE whose INT32 result has another use
+        is six.
+
+        Args:
+            values: the function's values at the table's points, in steps of ``scale``.
+            scale: the scale of the result.
         """
         entries = np.clip(np.rint(values), -Q15_MAX - 1, Q15_MAX)
         y = self.b.rescale(self.b.table(self.value, entries), DType.INT16, 1 / 128)
         return FixedPoint(self.b, y, int(entries.min()), int(entries.max()), scale)
 
 
-def _limit(factors: Array) -> Array:
-    """The largest values that RESCALE takes; the smallest are one further from 0 (REQUIRE in apply_scale_32)."""
+def _rescale_input_limit(factors: Array) -> Array:
+    """The largest input of RESCALE for each factor; the smallest is -(limit + 1) (REQUIRE in apply_scale_32)."""
     _, shifts = quantized_multipliers(factors, 32)
     return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
 
 
-def _ends(x: FixedPoint | int) -> tuple[int, int]:
+def _interval(x: FixedPoint | int) -> tuple[int, int]:
     return (x.low, x.high) if isinstance(x, FixedPoint) else (x, x)
 
 
-def _rounded(x: int, shift: int) -> int:
+def _round_shift_right(x: int, shift: int) -> int:
     return (x + (1 << shift - 1)) >> shift if shift else x
 
 
 def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
-    """(x - zero_point) * scales in parameters ``out``: rounded once and saturated.
+    """Convert (x - zero_point) * scales to parameters ``out`` with one rounding and saturation.
 
-    One step of x that is beyond all that ``out`` can hold saturates whatever its size, so it may be taken for less; and
-    x may be cut where it saturates, so that RESCALE can take it.
+    A scale of x above the whole range of ``out`` saturates the result at any nonzero x, so the factor is capped at
+    twice that range. Where x exceeds the input limit of RESCALE, x is first clipped to values that still saturate.
 
     Args:
-        peaks: what abs(x - zero_point) may reach, one number or of the shape of ``scales``.
-        scales: real numbers in a step of x, [1] or one for each channel, the last dimension.
+        b: where the operators are appended.
+        x: the integers.
+        peaks: upper bound of abs(x - zero_point), one number or an array of the shape of ``scales``.
+        scales: scale of x, [1] or one for each channel (the last dimension).
+        out: the result's parameters.
+        zero_point: zero point of x.
 
     Raises:
-        Unsupported: x is INT48, which TOSA can only rescale, and too large for it.
+        Unsupported: x is INT48, on which TOSA has only RESCALE, and exceeds the input limit of RESCALE.
     """
     span = out.dtype.range[1] - out.dtype.range[0]
     factors = np.minimum(scales / np.asarray(out.scale, dtype=np.float64), 2.0 * span)
     if x.dtype is DType.INT48 and float((peaks * factors).max()) >= 1 << 31:
         raise Unsupported(
-            f"its result was calibrated to a range {float((peaks * factors).max()) / span:.0e} times smaller than what "
-            "it can reach, more than RESCALE can saturate; calibrate with samples in which it is not constant"
+            "its accumulator can exceed the calibrated range of its result "
+            f"{float((peaks * factors).max()) / span:.0e} times, more than RESCALE can saturate; "
+            "calibrate with samples in which the result is not constant"
         )
-    if x.dtype is not DType.INT48 and np.any(peaks > _limit(factors) + 1):
+    if x.dtype is not DType.INT48 and np.any(peaks > _rescale_input_limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
         shape = (*(1,) * (x.rank - 1), bounds.size)[: x.rank]
         if x.dtype is not DType.INT32:
@@ -315,15 +352,15 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
 
 @dataclass(frozen=True)
 class Accumulator:
-    """What an operator with constant weights sums up for each output channel, and how the sums are finished.
+    """The accumulator of an operator with constant weights: its operands, its scale, and how it is requantized.
 
     Attributes:
         weights: [out_channels, ...], integers or floats.
-        offsets: the bias in the sums' steps, [out_channels].
-        dtype: element type of sums and offsets.
-        scales: real numbers in a step of the sums, [1] or [out_channels]; None for floats, which are ready.
-        peaks: what the sums may come to, [out_channels].
-        residual_bias: what of the real bias the offsets leave, [out_channels].
+        offsets: the bias at the accumulator's scale, [out_channels].
+        dtype: element type of accumulator and offsets.
+        scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
+        peaks: upper bound of the accumulator's magnitude, [out_channels].
+        residual_bias: the part of the real bias that ``offsets`` does not represent, [out_channels].
     """
 
     weights: Array
@@ -335,30 +372,38 @@ class Accumulator:
 
     @classmethod
     def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
-        """Sums of x times (``weights`` - zero_point), plus a real ``bias``.
+        """The accumulator of sum(x * (weights - zero_point)) + bias.
 
-        The bias is rounded to the sums' steps; where these are so small that the sums cannot hold it, all of it is left
-        for later.
+        The bias is rounded to the accumulator's scale. If that scale is so small that the accumulator cannot hold the
+        bias, all of the bias goes to ``residual_bias``.
+
+        Args:
+            x: the input.
+            weights: [out_channels, ...].
+            zero_point: zero point of the weights.
+            scales: scale of the accumulator, [1] or [out_channels].
+            bias: real numbers, [out_channels].
 
         Raises:
-            Unsupported: sums might leave their type.
+            Unsupported: a sum could exceed INT32 (int8 input) or INT48 (int16 input).
         """
         dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
         top = dtype.range[1]
         flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
         sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
         if np.any(sums > top):
-            raise Unsupported(f"a sum of {flat.shape[1]} products, which {dtype.value} might not hold; split channels")
+            raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
         if np.any(np.abs(bias) > (top - sums) * scales):
             return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
         offsets = np.rint(bias / scales)
         return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
 
     def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
-        """The operator's sums in parameters ``out``, and what is left of the bias where it exceeds a quarter of a step.
+        """Convert the accumulator to parameters ``out``; add ``residual_bias`` if it exceeds a quarter of a step.
 
         Raises:
-            Unsupported: see ``requantize``; or 32 bits cannot hold sums and bias in steps that are fine enough.
+            Unsupported: see the function ``requantize``; or no INT32 scale holds both the sums and the bias and is
+                at most a quarter of the result's scale.
         """
         assert self.scales is not None
         assert self.peaks is not None
@@ -370,96 +415,106 @@ class Accumulator:
         step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
         if step > float(out.scale) / 4:
             raise Unsupported(
-                f"its bias has no place in {self.dtype.value} sums that count in steps of {self.scales.min():.2g}, its "
-                f"result in steps of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
+                f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
+                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
         fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
         bias = FixedPoint.const(b, np.rint(self.residual_bias / step).astype(np.int64), DType.INT32, step)
-        return (FixedPoint(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).to(out)
+        return (FixedPoint(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).requantize(out)
 
 
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
-    """Operands of an addition or a comparison as INT32 in one step, fine enough for the result.
+    """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    The coarser operand is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below 2**30; the
-    other by less. Rounding is then 2**-g of the coarser operand's step. What is compared is shifted by all that RESCALE
-    takes of int8, 21: nearer real numbers are equal, as 1 in scales that lie apart by 2**-22 or less is.
+    The operand with the larger scale is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below
+    2**30. The other operand is multiplied by less. The rounding error is 2**-g of the larger scale. A comparison shifts
+    int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare as equal, for
+    example 1 at two scales that differ by 2**-22 or less.
 
     Args:
-        out: the result's parameters, None of a comparison.
+        x: the first operand.
+        y: the second operand.
+        out: the result's parameters, None for a comparison.
 
     Raises:
-        Unsupported: the result's step is finer than this.
+        Unsupported: the result's scale is smaller than this common scale.
     """
-    x, y = _saturate_negligible(*of_one_rank(x, y), out)
-    step = max(z.scale * 2.0 ** -_guard(z, 21 if out is None else 19) for z in (x, y))
+    x, y = _saturate_negligible(*to_common_rank(x, y), out)
+    step = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
         raise Unsupported(
-            f"its operands count in steps of {x.scale:.2g} and {y.scale:.2g}, its result in steps of "
-            f"{float(out.scale):.2g}, too fine for 32 bits; calibrate with samples in which it is not constant"
+            f"its operands have scales of {x.scale:.2g} and {y.scale:.2g}, its result has a scale of "
+            f"{float(out.scale):.2g}, too small for 32 bits; calibrate with samples in which the result is not constant"
         )
-    for narrow, other in ((x, y), (y, x)):
-        computed = narrow.value.data is other.value.data is None
-        if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= step:
-            times = int(narrow.scale / step)  # by MUL, which Ethos-U does in one operation: a RESCALE takes 700 cycles
-            pair = narrow.times(times), _in_steps(other, narrow.scale / times)
-            return pair if narrow is x else pair[::-1]
-    return _in_steps(x, step), _in_steps(y, step)
+    for short, other in ((x, y), (y, x)):
+        computed = short.value.data is other.value.data is None
+        if computed and (short.dtype, other.dtype) == (DType.INT16, DType.INT32) and short.scale >= step:
+            factor = int(short.scale / step)  # MUL is one operation on Ethos-U; a RESCALE takes 700 cycles
+            pair = short.mul(factor), _to_int32_scale(other, short.scale / factor)
+            return pair if short is x else pair[::-1]
+    return _to_int32_scale(x, step), _to_int32_scale(y, step)
 
 
-def of_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
-    """Operands of an addition, an int8 among them, as int16 in one step, which an NPU adds and scales in one operation.
+def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
+    """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
 
-    One is rounded to the other's step, which is no coarser than the result's, or both to the result's own: it is off by
-    a step at most. Two passes over INT32 are saved for each (8.0 -> 2.6 cycles for an element of int8 and one of int16
-    on U55-128, 2.6 -> 0.8 on U85-256). None where that cannot be; two int16 are one operation.
+    An NPU adds and rescales int16 in one operation. Either one operand is rounded to the other's scale, which is at
+    most the result's scale, or both are rounded to the result's scale. The result is off by one step at most. Each
+    operand saves two passes over INT32: 8.0 -> 2.6 cycles for an element of int8 and one of int16 on U55-128, 2.6 ->
+    0.8 on U85-256.
+
+    Returns:
+        The operands as INT32 at one scale (RESCALEs of int16 that fuse into the addition). None on targets without an
+        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Two int16 operands need
+        no conversion: they are one operation already.
     """
-    pair, kinds = of_one_rank(x, y), [x.dtype, y.dtype, out.dtype]
+    pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
     step = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
-    mixed = set(kinds) == {DType.INT8, DType.INT16} and DType.INT8 in kinds[:2]
-    held = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
-    if not (x.b.target.hardware.npu and mixed and held and step <= float(out.scale)):
+    is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
+    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
+    if not (x.b.target.hardware.npu and is_mixed and fits and step <= float(out.scale)):
         return None
-    short = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in short)
+    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
+    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in operands)
     return left, right
 
 
-def of_one_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Operands that broadcast, a constant among them with as many dimensions as the other has."""
+def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
+    """Give a constant operand as many dimensions as the other operand has, so that they broadcast."""
     rank = max(x.value.rank, y.value.rank)
     left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
     return left, right
 
 
 def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
-    """The operands with less extreme scales, where that cannot change the result.
+    """Reduce an extreme ratio of the operands' scales where that cannot change the result.
 
-    Where one step of an operand exceeds all of the other, and all that ``out`` can hold beyond it, its sign is enough.
+    If one step of an operand exceeds the range of the other operand plus the range of ``out``, only its sign matters.
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]
     if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
         return x, y
-    room = 0.0 if out is None else out.real_peak
-    if 0 < 2 * room < x.scale:
-        x = x.sign().with_scale(2 * room)
-    most = 2 * (x.real_peak + room)
-    return x, y.sign().with_scale(most) if y.scale > most else y
+    result_peak = 0.0 if out is None else out.real_peak
+    if 0 < 2 * result_peak < x.scale:
+        x = x.sign().with_scale(2 * result_peak)
+    limit = 2 * (x.real_peak + result_peak)
+    return x, y.sign().with_scale(limit) if y.scale > limit else y
 
 
-def _guard(x: FixedPoint, most: int) -> int:
-    """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps.
+def _guard_bits(x: FixedPoint, most: int) -> int:
+    """Number of guard bits by which an operand is shifted left.
 
-    RESCALE takes any int16 by 2**14 at most.
+    RESCALE multiplies any int16 by 2**14 at most. A constant is not shifted but written at the fine scale, so only the
+    room in INT32 limits it.
     """
-    room = SHIFTED.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
+    room = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
     return room if x.value.data is not None else min(14 if x.dtype is DType.INT16 else most, room)
 
 
-def _in_steps(x: FixedPoint, step: float) -> FixedPoint:
-    """INT32 in steps of ``step``. A narrow constant is brought to them while the program runs: see ``fold``."""
+def _to_int32_scale(x: FixedPoint, step: float) -> FixedPoint:
+    """INT32 at scale ``step``. A narrow constant of several elements is rescaled at run time (``passes/fold``)."""
     if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
         steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
         return FixedPoint.const(x.b, steps.astype(np.int64), DType.INT32, step)

@@ -1,4 +1,4 @@
-"""Matrix products. TOSA 1.0, CONV2D (constant weight) and MATMUL."""
+"""Linear layers and matrix products: TOSA 1.0 CONV2D (constant weight) and MATMUL."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT
-from arm_backend_core.ops.convolution import accumulator, zero_points
+from arm_backend_core.ops.convolution import build_accumulator, zero_points
 from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -22,84 +22,95 @@ aten = torch.ops.aten
 
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
-    """x [..., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
+    """x [..., IC], weight [OC, IC]: a 1x1 convolution in which each row of x is a pixel."""
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
-    assert weight.value.data is not None  # else it was decomposed
+    assert weight.value.data is not None  # a computed weight was decomposed to a matrix product
     out_channels, in_channels = weight.shape
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
-    sums = accumulator(cx, x, weight, bias, filters, slice(None))
+    sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
     slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
-    slow = slow and TIMESTEP_SLOT in cx.node.meta  # elsewhere one row has the numbers of every other target
+    slow = slow and TIMESTEP_SLOT in cx.node.meta  # outside recurrent layers, results stay equal on all targets
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
-        return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
+        return cx.b.reshape(_single_row_matmul(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
     value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
     return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
 
 
-linear.integer(linear.lower)
+linear.integer_rule(linear.lower)
 
 
-def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
-    """One row, by MATMUL: int16 steps that hold the largest sum, times the channels' scales, plus the bias."""
+def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
+    """A linear layer on one row by MATMUL.
+
+    The sums are rescaled to int16 at a scale that holds the largest one, then multiplied by the channels' scales; the
+    bias is added last.
+    """
     assert sums.scales is not None
     assert sums.peaks is not None
     assert sums.residual_bias is not None
     matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
     products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
-    step, most = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
-    coarse = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
-    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / most)), weight.shape[:1]).reshape(coarse.shape)
-    real = FixedPoint(cx.b, coarse, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
-        cx.b, scales, DType.INT16, most / Q15_MAX
+    step, max_scale = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
+    sums_int16 = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
+    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / max_scale)), weight.shape[:1]).reshape(sums_int16.shape)
+    product = FixedPoint(cx.b, sums_int16, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
+        cx.b, scales, DType.INT16, max_scale / Q15_MAX
     )
     bias = (
-        np.rint((sums.offsets * sums.scales + sums.residual_bias) / real.scale).astype(np.int64).reshape(coarse.shape)
+        np.rint((sums.offsets * sums.scales + sums.residual_bias) / product.scale)
+        .astype(np.int64)
+        .reshape(sums_int16.shape)
     )
-    return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
+    return (product + FixedPoint.const(cx.b, bias, DType.INT32, product.scale) if bias.any() else product).requantize(
+        cx.q
+    )
 
 
-def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
+def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     """a [N, H, C] x b [N, C, W]."""
     if a.q is None or b.q is None:
         if a.q is not b.q:
             raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
-        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)  # TOSA sums int8 in INT32, FP16 and BF16 in FP32
+        # TOSA accumulates int8 in INT32, FP16 and BF16 in FP32.
+        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)
     if a.value.dtype is not b.value.dtype:
-        raise Unsupported("matrix product of an int8 and an int16 operand")
-    left, right = cx.integer(a), cx.integer(b)
+        raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
+    left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
     if a.value.dtype is DType.INT16 and refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
-        return _split_product(cx, left, right)
+        return _int16_matmul_by_bytes(cx, left, right)
     sums = cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point))
     peak = float(left.peak * right.peak * a.shape[-1])
     if peak > sums.dtype.range[1]:
         name = sums.dtype.value
-        raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which {name} might not hold; split it")
+        raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which may exceed {name}; split it")
     return requantize(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
-def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
-    """An int16 product by four int8 ones, for hardware without the former (Ethos-U55 and U65).
+def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
+    """An int16 matrix product as four int8 products, for hardware without int16 MATMUL (Ethos-U55 and U65).
 
-    x = 256 * high + low, high = floor(x / 256), and low, from 0 to 255, has the zero point -128. So a @ b =
-    2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are brought to one scale before they are
-    added: 2**-14 of the result's step, or as much coarser as keeps the largest possible sum of K products below 2**29.
+    x = 256 * high + low, with high = floor(x / 256) and low in 0 to 255, which is int8 with zero point -128. So
+    a @ b = 2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are rescaled to one scale before they
+    are added: 2**-14 of the result's scale, or the smallest larger scale at which the largest possible sum of K
+        products
+    stays below 2**29.
     """
     radix = 256
 
     def parts(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-        """High and low byte, in three NPU operations: SUB, MUL and SUB of int16 with their RESCALEs fused."""
+        """High and low byte in three NPU operations: SUB, MUL and SUB on int16 with fused RESCALEs."""
         x = x.with_scale(1.0)
-        half = x.like(radix // 2)
-        # RESCALE rounds half up, so that (x - 128) / 256 becomes floor(x / 256).
+        half = x.full_like(radix // 2)
+        # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
         high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
-        scale = 2.0**14  # another one than above: Vela fuses no RESCALE that two operators share
-        rest = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
-        low = cx.b.rescale(rest.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
+        scale = 2.0**14  # another scale than above: Vela fuses no RESCALE that two operators share
+        remainder = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
+        low = cx.b.rescale(remainder.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
         return high, FixedPoint(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
     (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
@@ -108,43 +119,43 @@ def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     if step > float(cx.q.scale):
         raise Unsupported(
-            f"a product over {k} int16 elements that {cx.target.name} sums in steps of {step:.2g}, its result has "
-            f"steps of {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
+            f"a matrix product over {k} int16 elements, which {cx.target.name} sums at a scale of {step:.2g}; its "
+            f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
         )
 
     def product(left: FixedPoint, right: FixedPoint, weight: int) -> FixedPoint:
         sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
-        whole = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
-        return whole.rescale(DType.INT32, whole.scale / step).with_scale(step)
+        partial = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
+        return partial.rescale(DType.INT32, partial.scale / step).with_scale(step)
 
     total = product(a_high, b_high, radix**2)
     for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
         total = total + product(left, right, weight)
-    return total.to(cx.q)
+    return total.requantize(cx.q)
 
 
 @op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, absorbs_activation=True)
 def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     """torch.matmul: leading dimensions broadcast; a vector operand is a matrix with a dimension of size 1.
 
-    ``_int_mm`` multiplies plain int8 and gives the sums, which is what MATMUL does.
+    ``_int_mm`` multiplies plain int8 and returns INT32 sums, as MATMUL does.
     """
     left = a.shape if a.rank > 1 else (1, *a.shape)
     right = b.shape if b.rank > 1 else (*b.shape, 1)
     batch = np.broadcast_shapes(left[:-2], right[:-2])
-    result = _product(cx, _batched(cx, a, left, batch), _batched(cx, b, right, batch))
+    result = _matmul(cx, _broadcast_batch(cx, a, left, batch), _broadcast_batch(cx, b, right, batch))
     return cx.b.reshape(result, cx.shape)
 
 
-matmul.integer(matmul.lower)
+matmul.integer_rule(matmul.lower)
 
 
-def _batched(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:
-    """x as [N, rows, columns], N the product of the broadcast batch dimensions."""
+def _broadcast_batch(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, ...]) -> Tensor:
+    """Broadcast x to [N, rows, columns], where N is the product of the batch dimensions."""
     lead = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
     value = cx.b.reshape(x.value, (*lead, *shape[-2:]))
-    repeats = [wanted // size for wanted, size in zip(batch, lead, strict=True)]
+    repeats = [target // size for target, size in zip(batch, lead, strict=True)]
     if value.data is not None:
         value = cx.b.const(np.tile(value.data, (*repeats, 1, 1)), value.dtype)
     else:

@@ -1,4 +1,4 @@
-"""Comparisons, choices, and logic on booleans."""
+"""Comparisons, where, and logical and bitwise operators."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 Operand = Tensor | float
 
 
-def _numbers(cx: Context, *operands: Operand) -> list[Value]:
-    """Plain operands in one element type that the target compares: the floating-point one if there is any.
+def _comparison_operands(cx: Context, *operands: Operand) -> list[Value]:
+    """Cast plain operands to one element type that the target can compare: the floating-point one if there is any.
 
-    Of two floating-point types that is the one that PyTorch compares in: a scalar tensor takes the other's.
+    For two floating-point types it is PyTorch's result type: a scalar tensor takes the type of the other operand.
     """
     values = [x.value for x in operands if isinstance(x, Tensor)]
     floats = {value.dtype for value in values if value.dtype.is_float}
@@ -42,62 +42,64 @@ def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
     return cx.b.cast(x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
 
 
-def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
+def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
         return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
 
     @op(*overloads)
     def plain(cx: Context, x: Tensor, y: Operand) -> Value:
-        return compare(cx, *_numbers(cx, x, y))
+        return compare(cx, *_comparison_operands(cx, x, y))
 
-    @plain.integer
+    @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
-                cx, cx.integer(x).rescale(DType.INT32, 2.0).value, cx.b.const(_half_steps(x.q, y), DType.INT32)
+                cx,
+                cx.to_fixed_point(x).rescale(DType.INT32, 2.0).value,
+                cx.b.const(_threshold_in_half_steps(x.q, y), DType.INT32),
             )
-        one, other = (_counts(cx, z) for z in (x, y))
+        one, other = (_to_exact_int32(cx, z) for z in (x, y))
         if one is not None and other is not None:
             return compare(cx, one, other)
-        left, right = to_common_scale(cx.integer(x), cx.integer(y))
+        left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y))
         return compare(cx, left.value, right.value)
 
 
-def _counts(cx: Context, x: Operand) -> Value | None:
-    """INT32 of integers, or of a constant that holds whole numbers."""
+def _to_exact_int32(cx: Context, x: Operand) -> Value | None:
+    """A plain integer tensor, or a constant with integer values, as INT32; None for other operands."""
     if not isinstance(x, Tensor) or (x.q is None and x.value.dtype is DType.INT32):
         return x.value if isinstance(x, Tensor) else None
-    whole = x.real if x.is_constant else np.array(0.5)
-    fits = (whole == np.rint(whole)).all() and np.abs(whole).max(initial=0) < 1 << 31
-    return cx.b.const(whole, DType.INT32) if fits else None
+    real = x.real if x.is_constant else np.array(0.5)
+    fits = (real == np.rint(real)).all() and np.abs(real).max(initial=0) < 1 << 31
+    return cx.b.const(real, DType.INT32) if fits else None
 
 
-def _half_steps(q: QParams, number: float) -> int:
-    """Where ``number`` is among those of ``q``, in float32, in which PyTorch compares them; in halves of a step."""
+def _threshold_in_half_steps(q: QParams, number: float) -> int:
+    """Position of ``number`` among the real numbers of ``q``, in half steps. PyTorch compares them in float32."""
     low, high = q.dtype.range
     real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
     below, up_to = (int(np.searchsorted(real, np.float32(number), side)) for side in ("left", "right"))
     return 2 * (low - q.zero_point) + below + up_to - 1
 
 
-_comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
-_comparison("EQUAL", aten.ne.Tensor, aten.ne.Scalar, negate=True)
-_comparison("GREATER", aten.gt.Tensor, aten.gt.Scalar)
-_comparison("GREATER_EQUAL", aten.ge.Tensor, aten.ge.Scalar)
-_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
-_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
+_register_comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
+_register_comparison("EQUAL", aten.ne.Tensor, aten.ne.Scalar, negate=True)
+_register_comparison("GREATER", aten.gt.Tensor, aten.gt.Scalar)
+_register_comparison("GREATER_EQUAL", aten.ge.Tensor, aten.ge.Scalar)
+_register_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
+_register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
 @op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, is_select=True)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """x where the condition holds, else y."""
+    """x where the condition is true, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
-@where.integer
+@where.integer_rule
 def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """Both choices in the result's parameters."""
+    """Select between operands that are requantized to the result's parameters."""
 
     def choice(z: Operand) -> Value:
         if not isinstance(z, Tensor):
@@ -107,10 +109,10 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     return cx.b.select(to_bool(cx, condition), choice(x), choice(y))
 
 
-def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
+def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:
-        """LOGICAL_* on booleans and on what is 0 or not, BITWISE_* on integers."""
+        """LOGICAL_* on booleans (and on x != 0 for logical operators), BITWISE_* on integers."""
         x, y = (x, y) if isinstance(x, Tensor) else (y, x)
         assert isinstance(x, Tensor)
         if logical or cx.dtype is DType.BOOL:
@@ -118,18 +120,18 @@ def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
             return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
         return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
-    rule.integer(rule.lower)
+    rule.integer_rule(rule.lower)
 
 
 for _kind in ("and", "or", "xor"):
-    _binary(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
+    _register_bitwise(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
     _bits, _python = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
     _forms = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    _binary(_kind.upper(), *_forms, logical=False)
+    _register_bitwise(_kind.upper(), *_forms, logical=False)
 
 
-def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
-    """By more than a number has bits: all are gone, to the right all but the sign."""
+def _shift(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
+    """Shift. By 32 bits or more, a left shift gives 0 and a right shift the sign (0 or -1)."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
@@ -142,8 +144,8 @@ def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     shifted = b.logical_left_shift(value, most)
     if amount.data is not None and amount.data.max() < 32:
         return shifted
-    kept = b.compare("GREATER", b.const(32, cx.dtype), amount)
-    return b.select(kept, shifted, b.const(0, cx.dtype))
+    in_range = b.compare("GREATER", b.const(32, cx.dtype), amount)
+    return b.select(in_range, shifted, b.const(0, cx.dtype))
 
 
 for _left, _bits, _python in (
@@ -151,41 +153,41 @@ for _left, _bits, _python in (
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
     _forms = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shifted, left=_left))
+    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shift, left=_left))
 
 
 @op(aten.logical_not.default)
 def logical_not(cx: Context, x: Tensor) -> Value:
-    """Whether elements are 0."""
+    """x == 0 as BOOL."""
     return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
 
 
-logical_not.integer(logical_not.lower)
+logical_not.integer_rule(logical_not.lower)
 
 
 @op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
 def bitwise_not(cx: Context, x: Tensor) -> Value:
-    """All bits inverted."""
+    """Invert all bits."""
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)
 
 
 @op(aten.isnan.default)
 def isnan(cx: Context, x: Tensor) -> Value:
-    """Not a number does not equal itself."""
+    """NaN does not equal itself."""
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
 
 
 @op(aten.isinf.default)
 def isinf(cx: Context, x: Tensor) -> Value:
-    """Infinite, of either sign."""
+    """abs(x) == infinity."""
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))
 
 
-def _never(cx: Context, x: Tensor) -> Value:
-    """Integers stand for finite numbers alone."""
-    value = cx.integer(x).in_steps().value
+def _all_false(cx: Context, x: Tensor) -> Value:
+    """False everywhere: quantized values are finite."""
+    value = cx.to_fixed_point(x).to_int32().value
     return cx.b.compare("GREATER", value, value)
 
 
 for _record in (isnan, isinf):
-    _record.integer(_never)
+    _record.integer_rule(_all_false)

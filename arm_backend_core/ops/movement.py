@@ -1,4 +1,4 @@
-"""Operators that move elements without changing them; one rule serves floating point and integers."""
+"""Data movement: operators that move elements without changing them. One rule lowers plain and quantized values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
-from arm_backend_core.ops.indexing import strided, take
+from arm_backend_core.ops.indexing import take, take_strided
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -38,7 +38,7 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     **_SHARED,
 )
 def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """Whatever the arguments say, PyTorch has computed the resulting shape."""
+    """RESHAPE to the shape that PyTorch computed, whatever the arguments."""
     return cx.b.reshape(x.value, cx.shape)
 
 
@@ -63,7 +63,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     **_SHARED,
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
-    """Copies; dropout in eval mode. Memory format is not part of the value."""
+    """Copies, and dropout in eval mode. The memory format is not part of the value."""
     if is_random(cx.node):
         raise Unsupported(
             "dropout in training mode; call model.eval() before exporting, and give F.dropout training=self.training"
@@ -71,21 +71,21 @@ def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
     return x.value
 
 
-def _axis(cx: Context, dim: int, rank: int) -> int:
+def _normalize_axis(cx: Context, dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
 @op(aten.permute.default, aten.permute_copy.default, **_SHARED)
 def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
     """TRANSPOSE."""
-    return cx.b.transpose(x.value, [_axis(cx, dim, x.rank) for dim in dims])
+    return cx.b.transpose(x.value, [_normalize_axis(cx, dim, x.rank) for dim in dims])
 
 
 @op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
 def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
     """Swap two dimensions."""
-    swapped = {_axis(cx, first, x.rank): second, _axis(cx, second, x.rank): first}
-    return cx.b.transpose(x.value, [_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
+    swapped = {_normalize_axis(cx, first, x.rank): second, _normalize_axis(cx, second, x.rank): first}
+    return cx.b.transpose(x.value, [_normalize_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
 
 
 @op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)
@@ -98,7 +98,7 @@ def t(cx: Context, x: Tensor) -> Value:
 def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """Repeat dimensions of size 1."""
     shape = (1,) * (len(cx.shape) - x.rank) + x.shape
-    multiples = [wanted // size for wanted, size in zip(cx.shape, shape, strict=True)]
+    multiples = [target // size for target, size in zip(cx.shape, shape, strict=True)]
     return cx.b.tile(cx.b.reshape(x.value, shape), multiples)
 
 
@@ -108,44 +108,44 @@ def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
-def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
-    """Values in the first one's parameters, which annotation shares, or in the element type that they promote to."""
+def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
+    """Convert operands to the first one's parameters (annotation shares them), or cast them to the result's type."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
-        raise Unsupported("some of its operands are quantized and others are not")
+        raise Unsupported("some of its operands are quantized and others are not; annotate all (set_global)")
     return [cx.b.cast(x.value, cx.dtype) if first is None else cx.requantize(x, first) for x in tensors]
 
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
 def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
-    """CONCAT; PyTorch lets empty tensors of one dimension in, which add nothing."""
+    """CONCAT. PyTorch allows empty one-dimensional tensors, which are left out."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
-    return cx.b.concat(_aligned(cx, tensors), _axis(cx, dim, tensors[0].rank))
+    return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
 
 @op(aten.stack.default, **_SHARED)
 def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
     """CONCAT along a new dimension."""
-    axis = _axis(cx, dim, tensors[0].rank + 1)
+    axis = _normalize_axis(cx, dim, tensors[0].rank + 1)
     shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
-    return cx.b.concat([cx.b.reshape(value, shape) for value in _aligned(cx, tensors)], axis)
+    return cx.b.concat([cx.b.reshape(value, shape) for value in _requantize_to_first(cx, tensors)], axis)
 
 
 @op(aten.slice.Tensor, aten.slice_copy.Tensor, **_SHARED)
 def slice_(
     cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """x[start:end:step] along one dimension; a step keeps one of every ``step`` elements."""
-    axis = _axis(cx, dim, x.rank)
-    return strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
+    """x[start:end:step] along one dimension."""
+    axis = _normalize_axis(cx, dim, x.rank)
+    return take_strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 
 
 @op(aten.roll.default, **_SHARED)
 def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
-    """The end of each dimension comes to its front; without ``dims``, of the flattened tensor."""
+    """torch.roll: move the end of each dimension to its front; without ``dims`` roll the flattened tensor."""
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
-        axis = _axis(cx, dim, value.rank)
+        axis = _normalize_axis(cx, dim, value.rank)
         value = take(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
     return cx.b.reshape(value, cx.shape)
 
@@ -153,7 +153,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     """x[index] along one dimension, which is removed."""
-    axis = _axis(cx, dim, x.rank)
+    axis = _normalize_axis(cx, dim, x.rank)
     return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
 
 
@@ -169,11 +169,11 @@ def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     **_SHARED,
 )
 def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
-    """Consecutive pieces along one dimension; unbind removes it. PyTorch has computed the shapes."""
+    """SLICEs of consecutive pieces along one dimension, which unbind removes. PyTorch computed the shapes."""
     pieces = [tuple(piece.shape) for piece in cx.node.meta["val"]]
     unbind = len(pieces[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
-    axis = _axis(cx, dim, x.rank)
+    axis = _normalize_axis(cx, dim, x.rank)
     sizes = [1 if unbind else shape[axis] for shape in pieces]
     parts = [cx.b.narrow(x.value, axis, end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
     return [cx.b.reshape(part, shape) for part, shape in zip(parts, pieces, strict=True)]
@@ -181,15 +181,15 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
 
 @op(aten.constant_pad_nd.default, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
-    """pad: (before, after) pairs, last dimension first; negative amounts cut."""
+    """pad: (before, after) pairs, last dimension first; negative amounts crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
-    kept = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
+    cropped = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
     fill = value if x.q is None else int(x.q.quantize(torch.tensor(float(value)).double().numpy()))
-    return cx.b.pad(kept, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
+    return cx.b.pad(cropped, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
-#: Mode -> where the element at place i of the padded dimension comes from, of so many; and of those that are not cut.
+#: Mode -> source index of padded index i, for a dimension of ``size`` elements of which ``kept`` are not cropped.
 _SOURCE: dict[str, Callable[[int, int, range], int]] = {
     "reflect": lambda i, size, kept: size - 1 - abs(size - 1 - abs(i)),
     "replicate": lambda i, size, kept: min(max(i, 0), size - 1),
@@ -199,15 +199,15 @@ _SOURCE: dict[str, Callable[[int, int, range], int]] = {
 
 @op(aten.pad.default, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """torch.nn.functional.pad; in other modes than constant the edges are elements of the tensor."""
+    """torch.nn.functional.pad; modes other than constant pad with elements of the tensor."""
     if mode == "constant":
         return constant_pad.lower(cx, x, pad, 0 if value is None else value)
     result = x.value
     for i in range(len(pad) // 2):
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
-        kept = range(size)[max(-before, 0) : size - max(-after, 0)]
-        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, kept) for j in range(-before, size + after)])
+        valid = range(size)[max(-before, 0) : size - max(-after, 0)]
+        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, valid) for j in range(-before, size + after)])
     return result
 
 

@@ -1,4 +1,4 @@
-"""Batch and layer normalization, softmax."""
+"""Batch, layer, RMS, group and instance normalization; softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.images import as_image, to_nchw
+from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.reduction import mean_over, vector
+from arm_backend_core.ops.reduction import at_least_1d, reduce_mean
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Rules that keep 16 to 32 bits inside: tables of 513 points, of which index, entries and interpolation are rounded.
-_INSIDE: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "compute_fp32": True}
+#: Rules with intermediates of 16 to 32 bits. Their error comes from 513-point tables (index, entries, interpolation).
+_WIDE_INTERNALS: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "compute_fp32": True}
 
 
-def _affine(
+def _fold_statistics(
     cx: Context, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """y = gain * x + offset of an inference batch norm."""
+    """Gain and offset of an inference batch norm as y = gain * x + offset."""
     gain = (1.0 if weight is None else weight.real) / np.sqrt(variance.real + eps)
     offset = (0.0 if bias is None else bias.real) - mean.real * gain
     return gain, offset
@@ -45,36 +45,42 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Value:
-    """x [N, C, ...] with statistics of the training: a gain and an offset per channel.
+    """x [N, C, ...]. With running statistics this is a gain and an offset per channel.
 
-    With those of the batch each channel is standardized by itself; the running ones, which nothing reads, stay.
+    With batch statistics each channel is standardized separately. The running statistics are then not updated, as
+    nothing reads them.
     """
     if training or running_mean is None or running_var is None:
         swap = [1, 0, *range(2, x.rank)]
-        first = cx.b.transpose(x.value, swap)
-        rows = Tensor(cx.b.reshape(first, (1, first.shape[0], -(-first.size // first.shape[0]))), x.q)
+        channels_first = cx.b.transpose(x.value, swap)
+        rows = Tensor(
+            cx.b.reshape(
+                channels_first, (1, channels_first.shape[0], -(-channels_first.size // channels_first.shape[0]))
+            ),
+            x.q,
+        )
         standard = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
-        return cx.b.transpose(cx.b.reshape(standard, first.shape), swap)
-    gain, offset = _affine(cx, weight, bias, running_mean, running_var, eps)
-    along = (-1,) + (1,) * (x.rank - 2)
+        return cx.b.transpose(cx.b.reshape(standard, channels_first.shape), swap)
+    gain, offset = _fold_statistics(cx, weight, bias, running_mean, running_var, eps)
+    channel_shape = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:
-        scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(along), x.value.dtype))
-        return cx.b.add(scaled, cx.b.const(offset.reshape(along), x.value.dtype))
+        scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(channel_shape), x.value.dtype))
+        return cx.b.add(scaled, cx.b.const(offset.reshape(channel_shape), x.value.dtype))
     return _batch_norm_integer(cx, x, gain, offset)
 
 
 def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:
-    """A depthwise 1x1 convolution with weights of +-127 and the gain's magnitude in the per-channel rescale.
+    """A depthwise 1x1 convolution with weights of +-127; the per-channel RESCALE applies the gain's magnitude.
 
-    The gain then has the 31 bits of a multiplier instead of a weight's 7.
+    The gain thus has the 31 bits of a RESCALE multiplier instead of the 7 bits of a weight.
     """
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset)
+    sums = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
-    image = as_image(cx.b, value, value.rank)
+    image = to_nhwc_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
         cx.b.const(sums.weights.reshape(1, 1, -1, 1), DType.INT8),
@@ -85,30 +91,30 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, sums)), shape)
 
 
-def _standardized(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
+def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
     """(x - mean) / sqrt(variance + eps) over ``axes``."""
     b = cx.b
-    centred = b.sub(x, mean_over(cx, Tensor(x), axes))
-    variance = mean_over(cx, Tensor(b.mul(centred, centred)), axes)
+    centred = b.sub(x, reduce_mean(cx, Tensor(x), axes))
+    variance = reduce_mean(cx, Tensor(b.mul(centred, centred)), axes)
     return b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
 
 
-def _scaled(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
-    """x * gain + offset, both of ``shape`` or left out."""
+def _apply_affine(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
+    """x * gain + offset, both optional and of ``shape``."""
     if gain is not None:
         x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
     return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
 
 
-def _real(p: Tensor | None) -> np.ndarray | None:
+def _real_or_none(p: Tensor | None) -> np.ndarray | None:
     return None if p is None else p.real
 
 
-def _trailing(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+def _trailing_axes(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, **_INSIDE)
+@op(aten.layer_norm.default, **_WIDE_INTERNALS)
 def layer_norm(
     cx: Context,
     x: Tensor,
@@ -119,27 +125,27 @@ def layer_norm(
     cudnn_enable: bool = False,
 ) -> Value:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dimensions."""
-    axes = _trailing(x, normalized_shape)
+    axes = _trailing_axes(x, normalized_shape)
     if x.q is not None:
-        return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
-    return _scaled(cx, _standardized(cx, x.value, axes, eps), weight, bias, normalized_shape)
+        return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real_or_none(weight), _real_or_none(bias), eps, cx.q)
+    return _apply_affine(cx, _standardize(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
-@op(aten.rms_norm.default, **_INSIDE)
+@op(aten.rms_norm.default, **_WIDE_INTERNALS)
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
-    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; without eps that of float32, as it sums."""
-    b, axes = cx.b, _trailing(x, normalized_shape)
+    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps defaults to float32's, the sum's type."""
+    b, axes = cx.b, _trailing_axes(x, normalized_shape)
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     if x.q is not None:
-        return fixed_point.layer_norm(b, x.value, x.q, axes, _real(weight), None, eps, cx.q, centre=False)
-    square = mean_over(cx, Tensor(b.mul(x.value, x.value)), axes)
+        return fixed_point.layer_norm(b, x.value, x.q, axes, _real_or_none(weight), None, eps, cx.q, centre=False)
+    square = reduce_mean(cx, Tensor(b.mul(x.value, x.value)), axes)
     root = b.unary("RSQRT", b.add(square, cx.operand(eps)))
-    return _scaled(cx, b.mul(x.value, root), weight, None, normalized_shape)
+    return _apply_affine(cx, b.mul(x.value, root), weight, None, normalized_shape)
 
 
-@op(aten.group_norm.default, **_INSIDE)
+@op(aten.group_norm.default, **_WIDE_INTERNALS)
 def group_norm(
     cx: Context,
     x: Tensor,
@@ -151,14 +157,14 @@ def group_norm(
 ) -> Value:
     """x [N, C, ...] standardized over C / groups channels and all positions; weight and bias [C]."""
     if x.q is not None:
-        return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real(weight), _real(bias), eps, cx.q)
+        return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real_or_none(weight), _real_or_none(bias), eps, cx.q)
     batch, channels = x.shape[:2]
     rows = cx.b.reshape(x.value, (batch, groups, -(-x.value.size // (batch * groups))))
-    standard = cx.b.reshape(_standardized(cx, rows, (2,), eps), x.shape)
-    return _scaled(cx, standard, weight, bias, (channels, *(1,) * (x.rank - 2)))
+    standard = cx.b.reshape(_standardize(cx, rows, (2,), eps), x.shape)
+    return _apply_affine(cx, standard, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@op(aten.instance_norm.default, **_INSIDE)
+@op(aten.instance_norm.default, **_WIDE_INTERNALS)
 def instance_norm(
     cx: Context,
     x: Tensor,
@@ -171,14 +177,14 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """Each channel of each sample is a group; with statistics of the training it is batch normalization."""
+    """Group norm with one channel a group; with running statistics, batch norm."""
     if not use_input_stats:
         return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
 
 
-def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
-    """x - max(x, lowest), its exponential, and the exponentials' sum; in the result's element type."""
+def _shifted_exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
+    """s = x - max(max(x), lowest), exp(s), and the sum of exp(s) along ``dim``; in the result's element type."""
     value, axis = cx.b.cast(x.value, cx.dtype), dim % x.rank
     peak = cx.b.reduce("REDUCE_MAX", value, axis)
     shifted = cx.b.sub(value, peak if lowest == -math.inf else cx.b.clamp(peak, lowest, math.inf))
@@ -186,40 +192,41 @@ def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(aten.softmax.int, aten._softmax.default, **_INSIDE, fixed_range=(0.0, 1.0))
+@op(aten.softmax.int, aten._softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """exp(x - max) / sum."""
-    x = vector(cx, x)
+    """exp(x - max) / sum(exp(x - max))."""
+    x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
-    _shifted, exponential, total = _exponentials(cx, x, dim)
+    _shifted, exponential, total = _shifted_exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_INSIDE, fixed_range=(0.0, 1.0))
+@op(aten._safe_softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """softmax, and 0 where a whole row is minus infinity (a query that may attend to nothing).
+    """softmax that returns 0 for a row of minus infinities (a query without keys to attend to).
 
-    Without a finite element every exponential is 0, and so is the sum, which else is 1 at least. Integers are finite.
+    In such a row all exponentials and their sum are 0. In all other rows the sum is at least 1, so it can be clamped to
+    1. Quantized values are always finite.
     """
     if x.q is not None:
         return softmax.lower(cx, x, dim)
-    x = vector(cx, x)
-    _shifted, exponential, total = _exponentials(cx, x, dim, -DType.FP32.largest)
+    x = at_least_1d(cx, x)
+    _shifted, exponential, total = _shifted_exponentials(cx, x, dim, -DType.FP32.largest)
     inverse = cx.b.unary("RECIPROCAL", cx.b.clamp(total, 1.0, math.inf))
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, **_INSIDE)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_WIDE_INTERNALS)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """(x - max) - log(sum)."""
-    x = vector(cx, x)
+    """(x - max) - ln(sum(exp(x - max)))."""
+    x = at_least_1d(cx, x)
     if x.q is not None:
         return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
-    shifted, _exponential, total = _exponentials(cx, x, dim)
+    shifted, _exponential, total = _shifted_exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.sub(shifted, cx.b.unary("LOG", total)), cx.shape)
 
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
-for _record in _RECORDS:  # one rule: operands say whether they are quantized
-    _record.integer(_record.lower)
+for _record in _RECORDS:  # the same rule, which checks whether operands are quantized
+    _record.integer_rule(_record.lower)

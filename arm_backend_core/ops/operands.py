@@ -1,4 +1,4 @@
-"""What a lowering rule is given: operands, the result's parameters, and the builder."""
+"""Arguments of a lowering rule: operands (``Tensor``) and the ``Context`` with builder, node and result parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _DTYPES = {
 }
 
 
-def has_type(dtype: torch.dtype) -> bool:
+def has_tosa_dtype(dtype: torch.dtype) -> bool:
     """Whether TOSA has an element type for a PyTorch one."""
     return dtype in _DTYPES and dtype is not torch.uint8
 
@@ -50,14 +50,19 @@ def dtype_of(dtype: torch.dtype) -> DType:
             f"TOSA has no complex numbers, and there is no rule for this operator on {dtype}: compute with the two "
             "parts of torch.view_as_real(z)"
         )
-    if not has_type(dtype):
+    if not has_tosa_dtype(dtype):
         raise Unsupported(f"TOSA has no element type for {dtype}; convert with .to(torch.float32) or .to(torch.int32)")
     return _DTYPES[dtype]
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """An operand: a TOSA value, and its quantization parameters if it stands for real numbers held as integers."""
+    """An operand.
+
+    Attributes:
+        value: the TOSA value.
+        q: quantization parameters if the integers represent real numbers, else None.
+    """
 
     value: Value
     q: QParams | None = None
@@ -85,34 +90,36 @@ class Tensor:
             Unsupported: not a constant.
         """
         if self.value.data is None:
-            raise Unsupported("an operand must be a constant (a parameter or buffer of the model), but is computed")
+            raise Unsupported(
+                "an operand is computed at run time; it must be a constant (a parameter or buffer of the model)"
+            )
         return self.value.data.astype(np.float64) if self.q is None else self.q.dequantize(self.value.data)
 
 
 @dataclass(frozen=True)
 class Context:
-    """Surroundings of one operator while it is lowered.
+    """State of the lowering of one operator.
 
     Attributes:
         b: where TOSA operators are appended.
-        node: the fx node.
-        out: parameters that the result must have; None for plain values.
-        computed: the element type that the rule computes a floating-point result in, None for the result's own.
+        node: the FX node.
+        out: quantization parameters of the result; None for plain values.
+        compute_dtype: the element type in which the rule computes, None for the result's own.
     """
 
     b: Builder
     node: torch.fx.Node
     out: QParams | None = None
-    computed: DType | None = None
+    compute_dtype: DType | None = None
 
     @property
     def target(self) -> Target:
-        """The target that is compiled for."""
+        """The compilation target."""
         return self.b.target
 
     @property
     def q(self) -> QParams:
-        """Parameters of the result, of an integer rule whose result is a real number."""
+        """Quantization parameters of the result; only for integer rules with a quantized result."""
         assert self.out is not None
         return self.out
 
@@ -123,8 +130,8 @@ class Context:
 
     @property
     def dtype(self) -> DType:
-        """Element type of the (first) result, as the rule is to give it."""
-        return self.computed or dtype_of(self._meta.dtype)
+        """Element type in which the rule must return the (first) result."""
+        return self.compute_dtype or dtype_of(self._meta.dtype)
 
     @property
     def _meta(self) -> torch.Tensor:
@@ -138,68 +145,76 @@ class Context:
             return x.value if dtype is None else self.b.cast(x.value, dtype)
         return self.b.const(np.full((), x), dtype or self.dtype)
 
-    def widened(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``rule`` gives, computed in FP32 and rounded once where operands or result are narrower floats.
+    def compute_wide(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Evaluate ``rule`` in FP32 if operands or result are narrower floats, and round the result once.
 
-        PyTorch computes so too. Sums and formulas of several steps in FP16 would overflow and lose bits. Integers are
-        computed in INT32, all that TOSA's arithmetic has; narrower ones wrap in the CAST back, as in PyTorch.
+        PyTorch does the same. Sums and formulas of several steps in FP16 would overflow and lose bits. Integers are
+        computed in INT32, the only type of TOSA's integer arithmetic. The CAST back to a narrower integer wraps, as in
+        PyTorch. Boolean and quantized results are computed as they are.
         """
-        kind, *narrows = (
+        wide_dtype, *narrow_dtypes = (
             (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
             if self.dtype.is_float
             else (DType.INT32, DType.INT8, DType.INT16)
         )
 
-        def wide(x: Any) -> Any:
+        def widen(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
-                return [wide(item) for item in x]
-            if not isinstance(x, Tensor) or x.value.dtype not in narrows:
+                return [widen(item) for item in x]
+            if not isinstance(x, Tensor) or x.value.dtype not in narrow_dtypes:
                 return x
-            known = x.value.data  # a constant stays one
-            return Tensor(self.b.cast(x.value, kind) if known is None else self.b.const(known, kind))
+            data = x.value.data  # a constant stays one
+            return Tensor(self.b.cast(x.value, wide_dtype) if data is None else self.b.const(data, wide_dtype))
 
-        def rounded(value: Value) -> Value:
-            return self.b.cast(value, self.dtype) if value.dtype is kind else value
+        def narrow(value: Value) -> Value:
+            return self.b.cast(value, self.dtype) if value.dtype is wide_dtype else value
 
         if self.dtype is DType.BOOL or self.out is not None:
             return rule(self, *args, **kwargs)
-        result = rule(replace(self, computed=kind), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
-        return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
+        result = rule(replace(self, compute_dtype=wide_dtype), *widen(args), **{k: widen(x) for k, x in kwargs.items()})
+        return [narrow(value) for value in result] if isinstance(result, list) else narrow(result)
 
-    def integer(self, x: Tensor | float) -> FixedPoint:
-        """A quantized operand; a number is one step of its own size, whole numbers and booleans are steps of 1.
+    def to_fixed_point(self, x: Tensor | float) -> FixedPoint:
+        """An operand as fixed-point value.
+
+        A Python number becomes one step at a scale of its own magnitude. Integers and booleans have scale 1.
 
         Raises:
-            Unsupported: a tensor that is not quantized, or one for each channel; a number that is none.
+            Unsupported: the tensor is not quantized or has per-channel scales, or the number is NaN.
         """
         if isinstance(x, Tensor):
             if x.q is None and x.value.dtype is DType.INT32 and not x.is_constant:
                 raise Unsupported("an int32 operand beside a quantized one; convert it with .to(torch.float32)")
             if x.q is None and not x.value.dtype.is_float:
-                return self.whole(x)
+                return self.integer_to_fixed_point(x)
             if x.q is None:
                 raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
             if np.ndim(x.q.scale):
-                raise Unsupported("an operand has a scale for each channel, as weights have; quantize it per tensor")
+                raise Unsupported(
+                    "an operand has per-channel scales, which only weights can have; quantize it per tensor"
+                )
             return FixedPoint.of(self.b, x.value, x.q)
         if math.isnan(x):
-            raise Unsupported("one of its operands is not a number (nan), which integers cannot hold")
+            raise Unsupported("one of its operands is NaN, which integers cannot represent")
         sign = (x > 0) - (x < 0)
         return FixedPoint.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
 
-    def whole(self, x: Tensor) -> FixedPoint:
-        """An operand that holds integers or booleans."""
+    def integer_to_fixed_point(self, x: Tensor) -> FixedPoint:
+        """A plain integer or boolean operand as fixed-point value with scale 1."""
         value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
-        known = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
-        return known.within(0, 1) if x.value.dtype is DType.BOOL else known
+        result = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
+        return result.assume_range(0, 1) if x.value.dtype is DType.BOOL else result
 
     def requantize_sums(self, value: Value, sums: Accumulator) -> Value:
-        """An operator's sums in the result's parameters; of floating point only 8 bits have sums of another type."""
+        """Convert an accumulator to the result's parameters.
+
+        Floats are cast, as the accumulator of FP8 has another type.
+        """
         return self.b.cast(value, self.dtype) if sums.scales is None else sums.requantize(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
-        """``x`` in other parameters; constants are converted at compile time."""
-        whole = self.integer(x)
+        """Convert ``x`` to parameters ``q``; constants are converted at compile time."""
+        operand = self.to_fixed_point(x)
         if q.is_equivalent(x.q):
             return x.value
-        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else whole.to(q)
+        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else operand.requantize(q)

@@ -1,4 +1,4 @@
-"""Pooling. TOSA 1.0, MAX_POOL2D and AVG_POOL2D."""
+"""Pooling: TOSA 1.0 MAX_POOL2D and AVG_POOL2D, and depthwise convolutions for quantized means."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
-from arm_backend_core.ops.images import as_image, pair, to_nchw
+from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc_image
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.reduction import mean_over
+from arm_backend_core.ops.reduction import reduce_mean
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean, window_means
 from arm_backend_core.qparams import QParams
@@ -26,13 +26,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Window:
-    """What slides over an image, height first.
+    """Parameters of a pooling window, height before width.
 
     Attributes:
-        kernel: its size.
-        stride: its steps.
-        pad: (top, bottom, left, right) around the image, after which it ends exactly where PyTorch's last window does.
-            Less than 0 below or on the right: rows or columns that no window reaches.
+        kernel: size.
+        stride: strides.
+        pad: (top, bottom, left, right), so that the padded image ends where PyTorch's last window ends. A negative
+            bottom or right counts rows or columns that no window reads.
     """
 
     kernel: tuple[int, int]
@@ -40,7 +40,7 @@ class _Window:
     pad: tuple[int, ...]
 
 
-def _window(
+def _make_window(
     cx: Context,
     image: Value,
     spatial: int,
@@ -49,16 +49,16 @@ def _window(
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
 ) -> _Window:
-    kernel, steps = pair(kernel_size, spatial, 1), pair(stride or kernel_size, spatial, 1)
-    before = pair(padding, spatial, 0)
+    kernel, steps = height_width(kernel_size, spatial, 1), height_width(stride or kernel_size, spatial, 1)
+    before = height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
     reach = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     after = [reach[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
     return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
 
 
-def _cut(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
-    """Take off the rows and columns that no window reaches."""
+def _crop_unread(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
+    """Remove the rows and columns that no window reads."""
     n, h, w, c = image.shape
     _, bottom, _, right = window.pad
     image = cx.b.slice(image, (0, 0, 0, 0), (n, h + min(bottom, 0), w + min(right, 0), c))
@@ -77,33 +77,33 @@ def max_pool(
 ) -> Value:
     """x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    image, apart = as_image(cx.b, x.value, spatial + 2), pair(dilation, spatial, 1)
-    image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding, apart))
-    if apart == (1, 1):
+    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), height_width(dilation, spatial, 1)
+    image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations))
+    if dilations == (1, 1):
         try:
             result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
-        except Unsupported:  # of hardware that pads none of these
+        except Unsupported:  # the hardware does not support this padding: pad explicitly
             top, bottom, left, right = window.pad
-            image = cx.b.pad(image, [(0, 0), (top, bottom), (left, right), (0, 0)], _lowest(image.dtype))
+            image = cx.b.pad(image, [(0, 0), (top, bottom), (left, right), (0, 0)], _lowest_value(image.dtype))
             result = cx.b.max_pool2d(image, window.kernel, window.stride, (0, 0, 0, 0))
     else:
-        result = _dilated(cx, image, window, apart)
+        result = _dilated_max_pool(cx, image, window, dilations)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _lowest(dtype: DType) -> float:
+def _lowest_value(dtype: DType) -> float:
     if not dtype.is_float:
         return dtype.range[0]
-    return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # it has no infinity
+    return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # FP8E4M3 has no infinity
 
 
-def _dilated(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
-    """Maxima of windows whose elements are apart: in every dilation-th row and column they are side by side."""
-    b, (dy, dx), lowest = cx.b, dilation, _lowest(image.dtype)
+def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
+    """Dilated max pooling: split the image into phases of every dilation-th row and column, where windows are dense."""
+    b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
-    fill = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to whole multiples of the dilation
-    image = b.pad(image, [(0, 0), (top, bottom + fill[0]), (left, right + fill[1]), (0, 0)], lowest)
+    extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
+    image = b.pad(image, [(0, 0), (top, bottom + extra[0]), (left, right + extra[1]), (0, 0)], lowest)
     rows, columns = image.shape[1] // dy, image.shape[2] // dx
     grid = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
     dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))
@@ -125,14 +125,14 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """TOSA divides by the number of elements inside the image; zeros that PyTorch counts are written into it."""
+    """Average pooling. TOSA divides by the number of elements in the image, so zeros that PyTorch counts are padded."""
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
-    image, q = as_image(cx.b, x.value, spatial + 2), x.q
-    window = _window(cx, image, spatial, kernel_size, stride, padding)
+    image, q = to_nhwc_image(cx.b, x.value, spatial + 2), x.q
+    window = _make_window(cx, image, spatial, kernel_size, stride, padding)
     if divisor_override is not None:
         counted = [max(pad, 0) for pad in window.pad]
-    elif count_include_pad:  # the padding that was asked for: ceil_mode may reach beyond it
-        rows, columns = pair(padding, spatial, 0)
+    elif count_include_pad:  # count the given padding only: ceil_mode may reach beyond it
+        rows, columns = height_width(padding, spatial, 0)
         limits = (rows, rows, columns, columns)
         counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
@@ -140,31 +140,31 @@ def avg_pool(
     sides = [(0, 0), *zip(counted[::2], counted[1::2], strict=True), (0, 0)]
     image = cx.b.pad(image, sides, q.zero_point if q else 0)
     rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
-    image, window = _cut(cx, image, replace(window, pad=rest))
+    image, window = _crop_unread(cx, image, replace(window, pad=rest))
     factor = prod(window.kernel) / (divisor_override or prod(window.kernel))
     if divisor_override is None or q is None:
-        result = _average(cx, q, image, window)
+        result = _average_pool(cx, q, image, window)
         result = result if factor == 1 else cx.b.mul(result, cx.operand(factor))
     elif factor < 0:
-        raise Unsupported(f"integers have no divisor_override={divisor_override}; use its magnitude, negate the result")
-    else:  # from the sum, so that rounding happens once
+        raise Unsupported(f"divisor_override={divisor_override} on integers; use its magnitude, negate the result")
+    else:  # scale the sum, so that it is rounded once
         scaled = replace(q, scale=float(q.scale) * factor)
         result = window_means(cx.b, image, scaled, window.kernel, window.stride, cx.q)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _average(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
-    whole = image.shape[1:3] == window.kernel and not any(window.pad)
-    if whole and q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, q, (1, 2), q, alone=is_sole_reader(cx.node))
+def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
+    is_global = image.shape[1:3] == window.kernel and not any(window.pad)
+    if is_global and q is not None and cx.target.hardware.averages_by_convolution:
+        result = spatial_mean(cx.b, image, q, (1, 2), q, sole_reader=is_sole_reader(cx.node))
         if result is not None:
             return result
     zero = q.zero_point if q else 0
     return cx.b.avg_pool2d(image, window.kernel, window.stride, window.pad, (zero, zero))
 
 
-def cells(size: int, out: int) -> list[tuple[int, int]]:
-    """[start, end) of every output cell of an adaptive pool."""
+def adaptive_cells(size: int, out: int) -> list[tuple[int, int]]:
+    """[start, end) of each output cell of adaptive pooling along one axis."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
@@ -176,20 +176,20 @@ def cells(size: int, out: int) -> list[tuple[int, int]]:
     compute_fp32=True,
 )
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
-    """Every output cell is the mean of its part of the input."""
+    """Adaptive average pooling: each output cell is the mean of its part of the input."""
     if all(size == 1 for size in cx.shape[-len(output_size) :]):
         axes = tuple(range(x.rank - len(output_size), x.rank))
-        return cx.b.reshape(mean_over(cx, x, axes), cx.shape)
-    return _adaptive_cells(cx, x, len(output_size))
+        return cx.b.reshape(reduce_mean(cx, x, axes), cx.shape)
+    return _adaptive_avg_pool(cx, x, len(output_size))
 
 
-adaptive_avg_pool.integer(adaptive_avg_pool.lower)
+adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
-def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
-    image = as_image(cx.b, x.value, spatial + 2)
+def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
+    image = to_nhwc_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
-    rows, columns = cells(image.shape[1], out[0]), cells(image.shape[2], out[1])
+    rows, columns = adaptive_cells(image.shape[1], out[0]), adaptive_cells(image.shape[2], out[1])
     n, _, _, c = image.shape
 
     def means(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
@@ -201,8 +201,8 @@ def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
         kernel = (y[1] - y[0], z[1] - z[0])
         return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
 
-    steps = [_uniform(cells) for cells in (rows, columns)]
-    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # a depthwise convolution's on Ethos-U55
+    steps = [_uniform_stride(cells) for cells in (rows, columns)]
+    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # Ethos-U55's limit of a depthwise stride
         used = [cells[-1][1] for cells in (rows, columns)]
         part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
         result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])
@@ -211,8 +211,8 @@ def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _uniform(cells: Sequence[tuple[int, int]]) -> int | None:
-    """The stride of cells that have one size and one stride, else None."""
+def _uniform_stride(cells: Sequence[tuple[int, int]]) -> int | None:
+    """The common stride of cells that all have the same size and stride, else None."""
     sizes = {end - start for start, end in cells}
     strides = {after[0] - before[0] for before, after in pairwise(cells)}
     if len(sizes) > 1 or len(strides) > 1:

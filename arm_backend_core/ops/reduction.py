@@ -1,4 +1,4 @@
-"""Sums, means and extremes along dimensions."""
+"""Reductions along dimensions: sum, mean, variance, extremes, any, all, product, argmax."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.casting import to_bool
-from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -26,7 +26,7 @@ from arm_backend_core.tosa.graph import Value, prod
 aten = torch.ops.aten
 
 
-def _axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+def _normalize_axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
     if isinstance(dims, int):
         dims = [dims]
     return tuple(sorted(dim % x.rank for dim in dims)) if dims else tuple(range(x.rank))
@@ -38,15 +38,15 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-def vector(cx: Context, x: Tensor) -> Tensor:
-    """A scalar as a vector of one, whose dimension PyTorch lets reductions name; others as they are."""
+def at_least_1d(cx: Context, x: Tensor) -> Tensor:
+    """Reshape a scalar to [1], as PyTorch lets reductions name dimension 0 of a scalar; other tensors as they are."""
     return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
 
 
-def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
-    """Mean with the axes kept as size 1."""
+def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
+    """Mean over ``axes``, which keep size 1."""
     if x.q is not None:
-        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, alone=is_sole_reader(cx.node))
+        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, sole_reader=is_sole_reader(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)
@@ -58,11 +58,11 @@ def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Mean over ``dim``, all dimensions if None."""
-    x = vector(cx, x)
-    return cx.b.reshape(mean_over(cx, x, _axes(x, dim)), cx.shape)
+    x = at_least_1d(cx, x)
+    return cx.b.reshape(reduce_mean(cx, x, _normalize_axes(x, dim)), cx.shape)
 
 
-mean.integer(mean.lower)
+mean.integer_rule(mean.lower)
 
 
 @op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, compute_fp32=True)
@@ -70,27 +70,29 @@ def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
-    x = vector(cx, x)
-    # Booleans are counted in FP32 where the profile adds no integers: exact up to 2**24 of them.
-    counted = x.value.dtype is DType.BOOL and not cx.target.integer
-    numbers = cx.b.cast(x.value, DType.FP32 if counted else cx.dtype)
-    return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _axes(x, dim)), cx.shape), cx.dtype)
+    x = at_least_1d(cx, x)
+    # The FP profile adds no integers, so booleans are counted in FP32: exact up to 2**24 of them.
+    counts_booleans = x.value.dtype is DType.BOOL and not cx.target.integer
+    numbers = cx.b.cast(x.value, DType.FP32 if counts_booleans else cx.dtype)
+    return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
 
 
-@sum_.integer
+@sum_.integer_rule
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
-    x = vector(cx, x)
-    if x.q is None:  # integers, whose sum is a real number
+    x = at_least_1d(cx, x)
+    if x.q is None:  # plain integers with a quantized result
         if x.value.dtype is not DType.BOOL:
-            raise Unsupported(f"a sum of {x.value.dtype.name.lower()} as real numbers; convert them first")
+            raise Unsupported(
+                f"a quantized sum of plain {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
+            )
         x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
     assert x.q is not None
-    return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
+    return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _normalize_axes(x, dim), cx.q), cx.shape)
 
 
-def _spread(
+def _variance_arguments(
     x: Tensor,
     dim: Sequence[int] | int | bool | None = None,
     unbiased: bool = True,
@@ -98,120 +100,120 @@ def _spread(
     *,
     correction: float | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """Axes, and what the number of elements is lessened by, from the arguments of any overload of var and std.
+    """Axes and correction (the divisor is count - correction) from the arguments of any overload of var and std.
 
     Raises:
-        Unsupported: nothing is left to divide by.
+        Unsupported: the divisor is not positive.
     """
     if isinstance(dim, bool):  # var(x, unbiased)
-        return _spread(x, None, dim)
-    axes = _axes(x, dim)
+        return _variance_arguments(x, None, dim)
+    axes = _normalize_axes(x, dim)
     less = float(unbiased) if correction is None else correction
     count = prod(x.shape[axis] for axis in axes)
     if count <= less:
-        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by nothing")
+        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by zero or less")
     return axes, less
 
 
 def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Value:
-    """Sum of x * x divided by (count - less), the axes kept with size 1."""
+    """Sum of x * x divided by (count - less); the axes keep size 1."""
     count = prod(x.shape[axis] for axis in axes)
-    return mean_over(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
+    return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
 
 
 @op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
-    x = vector(cx, x)
-    axes, less = _spread(x, *args, **kwargs)
+    x = at_least_1d(cx, x)
+    axes, less = _variance_arguments(x, *args, **kwargs)
     if x.q is not None:
         return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
-    centred = cx.b.sub(x.value, mean_over(cx, x, axes))
+    centred = cx.b.sub(x.value, reduce_mean(cx, x, axes))
     return cx.b.reshape(_mean_square(cx, centred, axes, less), cx.shape)
 
 
 @op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    """Square root of the variance, of numbers that are divided by the largest: no square leaves the type's range."""
-    x = vector(cx, x)
-    axes, less = _spread(x, *args, **kwargs)
+    """Square root of the variance. Deviations are divided by the largest, so that squares do not overflow."""
+    x = at_least_1d(cx, x)
+    axes, less = _variance_arguments(x, *args, **kwargs)
     if x.q is not None:
         return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
-    centred = Float(cx.b, cx.b.sub(x.value, mean_over(cx, x, axes)))
-    largest = Float(cx.b, _reduce(cx, "REDUCE_MAX", abs(centred).value, axes)).clamp(2.0**-120, 2.0**126)
+    centred = FloatExpr(cx.b, cx.b.sub(x.value, reduce_mean(cx, x, axes)))
+    largest = FloatExpr(cx.b, _reduce(cx, "REDUCE_MAX", abs(centred).value, axes)).clamp(2.0**-120, 2.0**126)
     variance = _mean_square(cx, (centred / largest).value, axes, less)
-    return cx.b.reshape((Float(cx.b, variance).sqrt() * largest).value, cx.shape)
+    return cx.b.reshape((FloatExpr(cx.b, variance).sqrt() * largest).value, cx.shape)
 
 
 for _record in (var, std):
-    _record.integer(_record.lower)
+    _record.integer_rule(_record.lower)
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Largest element over ``dim``; order does not depend on scale and zero point."""
-    x = vector(cx, x)
-    axes = _axes(x, dim)
+    """Largest element over ``dim``; also for quantized values, as scale and zero point keep the order."""
+    x = at_least_1d(cx, x)
+    axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
-        return cx.b.reshape(fixed_point.largest(cx.b, x.value, x.q, axes[0]), cx.shape)
+        return cx.b.reshape(fixed_point.maximum(cx.b, x.value, x.q, axes[0]), cx.shape)
     return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 
 @op(aten.amin.default, kind=Kind.SHARED)
 def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Smallest element over ``dim``."""
-    x = vector(cx, x)
-    return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _axes(x, dim)), cx.shape)
+    x = at_least_1d(cx, x)
+    return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _normalize_axes(x, dim)), cx.shape)
 
 
-def _quantifier(kind: str, *overloads: OpOverload) -> None:
+def _register_any_or_all(kind: str, *overloads: OpOverload) -> None:
     @op(*overloads)
     def rule(cx: Context, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        x = vector(cx, Tensor(to_bool(cx, x)))
-        return cx.b.reshape(_reduce(cx, kind, x.value, _axes(x, dim)), cx.shape)
+        x = at_least_1d(cx, Tensor(to_bool(cx, x)))
+        return cx.b.reshape(_reduce(cx, kind, x.value, _normalize_axes(x, dim)), cx.shape)
 
-    rule.integer(rule.lower)
+    rule.integer_rule(rule.lower)
 
 
-_quantifier("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
-_quantifier("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
+_register_any_or_all("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
+_register_any_or_all("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
 
 
 @op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error=2.0**-10)
 def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
-    x = vector(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
-    axes = _axes(x, None if dim is None else [dim])
+    x = at_least_1d(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
+    axes = _normalize_axes(x, None if dim is None else [dim])
     return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
 
 
-@product.integer
+@product.integer_rule
 def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    """The signs' product times exp of the sum of logarithms: values may differ by more than 32 bits hold."""
-    x = vector(cx, x)
+    """Product of signs times exp(sum of logarithms), as the range of partial products exceeds 32 bits."""
+    x = at_least_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
         return cx.b.reshape(cx.requantize(x, cx.q), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
-    element = cx.integer(x).in_steps()
+    element = cx.to_fixed_point(x).to_int32()
     element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))
     log = fixed_point.logarithm(abs(element).with_scale(1.0).maximum(1))
     log = log + round(math.log(element.scale) / log.scale)
-    total = log.times(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
+    total = log.mul(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
     signs = element.sign().with_scale(1.0)
     while count > 1:
         half = count // 2
         left, right = (cx.b.narrow(signs.value, 1, start, half) for start in (0, half))
-        odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
-        signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *odd], 1)), half + len(odd)
-    size = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
-    return cx.b.reshape((size * signs).to(cx.q), cx.shape)
+        last_odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
+        signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *last_odd], 1)), half + len(last_odd)
+    magnitude = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
+    return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
 @op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element; int32 inside a delegate. The dimension goes last, where Ethos-U55 wants it."""
-    x = vector(cx, x)
+    """Index of the largest element, int32 inside a delegate. Ethos-U55 needs the dimension to be the last one."""
+    x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank
     order = [*(i for i in range(value.rank) if i != axis), axis]
@@ -219,4 +221,4 @@ def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False
     return reshape_indices(cx, cx.b.argmax(value, value.rank - 1), cx.shape)
 
 
-argmax.integer(argmax.lower)
+argmax.integer_rule(argmax.lower)

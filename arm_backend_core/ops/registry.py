@@ -1,4 +1,4 @@
-"""One record per operator: how it is annotated for quantization and lowered, or what other operators it is made of.
+"""Operator registry: one record per ATen operator with its quantization annotation and lowering, or its decomposition.
 
 The partitioner, the quantizer, the tests and the documentation read these records; there is no second list.
 """
@@ -27,28 +27,29 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Record:
-    """Everything the compiler knows of an ATen operator that it lowers.
+    """All facts about an ATen operator that the compiler lowers.
 
     Attributes:
         overloads: the ATen overloads that share this record.
-        kind: how it is annotated.
+        kind: how its tensors are annotated for quantization.
         lower: rule for plain values (floating point, integers, booleans).
-        lower_integer: rule for quantized values, None when there is none.
-        activations: positions of the arguments that are quantized as activations; None for every tensor argument.
+        lower_integer: rule for quantized values, None if it has no rule.
+        activations: positions of the arguments that are quantized as activations; None for all tensor arguments.
         weight: position of the weight (CONV only).
         bias: position of the bias (CONV only).
-        weight_axis: the weight's output-channel dimension, given the node (CONV only).
-        univariate: an elementwise function that may be merged with its neighbours into one TABLE.
-        is_discontinuous: not of int16 then, as its integer rule is exact there and a TABLE is not.
-        clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
-        factor: for multiplication by a positive number: the arguments -> that number, or None; merges likewise.
-        absorbs_activation: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can
-            merge.
-        fixed_range: (low, high) of the result whatever the input, None if it depends on the data.
-        reads_int16: keeps precision inside, so an int16 input is worth having in an INT8 program.
-        is_select: between numbers too, so its result may be quantized though no operand is.
-        error: what the integer rule may be off by besides rounding its result, relative to the largest element of
-            operands and result: 2**-14 is two steps of int16 at most.
+        weight_axis: maps the node to the weight's output-channel dimension (CONV only).
+        univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
+        is_discontinuous: whether the function has jumps. On int16 it then keeps its integer rule, which is exact; a
+            TABLE would interpolate across the jump.
+        clamp: for ReLU-like functions, maps the arguments to (low, high). It merges into its producer's RESCALE.
+        factor: for a multiplication, maps the arguments to its positive constant, or to None. It merges likewise.
+        absorbs_activation: whether its integer rule ends in a RESCALE, into which ``clamp`` and ``factor`` users merge.
+        fixed_range: (low, high) of the result for any input, None if the range depends on the input.
+        reads_int16: whether its intermediates are wider than int8, so that an int16 input pays off in an INT8 program.
+        is_select: whether it selects between operands that may be numbers, so that its result can be quantized even
+            if no operand is.
+        error: bound of the integer rule's error besides the rounding of its result, relative to the largest element
+            of operands and result. 2**-14 is at most two steps of int16.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -69,7 +70,7 @@ class Record:
     is_select: bool = False
     error: float = 0.0
 
-    def integer(self, rule: Rule) -> Rule:
+    def integer_rule(self, rule: Rule) -> Rule:
         """Decorator: ``rule`` lowers the operator on quantized values."""
         assert self.lower_integer is None, f"{self.overloads[0]} has an integer rule already"
         self.lower_integer = rule
@@ -78,27 +79,29 @@ class Record:
 
 @dataclass(frozen=True)
 class Composite:
-    """An ATen operator that is made of others.
+    """An ATen operator that is decomposed into other ATen operators.
 
     Attributes:
         overloads: the ATen overloads that share this record.
-        decompose: what it does, as a function of tensors with the arguments of the operator's schema. PyTorch traces
-            it. A result that it does not give (indices, say) is None.
-        takes_quantized: it has another form for a program that is going to be quantized, and takes ``quantized``.
-        stepwise: ``decompose`` writes nodes and takes what writes them before the arguments, see ``ops/recurrent``.
-        reads_memory: its numbers depend on where its operands begin in memory, not on shapes and strides alone.
+        decompose: the decomposition, a function of tensors with the arguments of the operator's schema, which PyTorch
+            traces. It returns None in place of a result that it does not compute, for example indices.
+        takes_quantized: whether ``decompose`` takes the keyword ``quantized`` and decomposes differently in a program
+            that will be quantized.
+        emits_nodes: whether ``decompose`` works on FX nodes and takes a ``NodeEmitter`` (``ops/recurrent``) as its
+            first argument.
+        reads_memory: whether the result depends on the storage offset of operands, not only on shapes and strides.
     """
 
     overloads: tuple[OpOverload, ...]
     decompose: Rule
     takes_quantized: bool = False
-    stepwise: bool = False
+    emits_nodes: bool = False
     reads_memory: bool = False
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
-_MARKS: dict[OpOverload, Record | Composite] = {}  #: of operators of our own
-_FOREIGN: dict[str, Composite] = {}  #: of operators of libraries that may not be loaded, by name
+_CUSTOM: dict[OpOverload, Record | Composite] = {}  #: custom operators of this package
+_BY_NAME: dict[str, Composite] = {}  #: operators by name whose library may not be loaded
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -106,13 +109,13 @@ def register(record: Entry) -> Entry:
     """Add ``record`` under each of its overloads.
 
     Raises:
-        TypeError: an overload packet or something else than an ATen overload was given.
+        TypeError: ``record`` names an overload packet or another object than an ATen overload.
         ValueError: an overload has a record already.
     """
     for overload in record.overloads:
         if not isinstance(overload, OpOverload):
             raise TypeError(f"register an overload such as aten.add.Tensor, not {overload!r}")
-        table = _RECORDS if overload.namespace == "aten" else _MARKS
+        table = _RECORDS if overload.namespace == "aten" else _CUSTOM
         if overload in table:
             raise ValueError(f"{overload} is registered twice")
         table[overload] = record
@@ -122,16 +125,22 @@ def register(record: Entry) -> Entry:
 def op(
     *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, compute_fp32: bool = False, **facts: Any
 ) -> Callable[[Rule], Record]:
-    """Decorator that registers the rule below it, for plain values; see ``Record`` for ``facts``.
+    """Decorator that registers a function as the rule that lowers ``overloads`` on plain values.
 
-    ``compute_fp32``: a floating-point formula of several steps or a sum, computed in FP32 (``Context.widened``).
+    A rule takes a ``Context`` and the operator's arguments in the order of ATen's schema, with each tensor as a
+    ``Tensor``. It returns the resulting value or ``Tensor``, or a list of several. A data-movement rule (Kind.SHARED)
+    also lowers quantized values. Register the rule for quantized values with ``Record.integer_rule``.
 
-    A rule takes a ``Context`` and the operator's arguments as ATen's schema has them, tensors being ``Tensor``, and
-    returns the resulting value or ``Tensor`` (several in a list). A data-movement rule serves quantized values too.
+    Args:
+        overloads: the ATen overloads.
+        kind: how the operator is annotated for quantization.
+        compute_fp32: whether the rule is a formula of several steps or a sum, which is computed in FP32
+            (``Context.compute_wide``).
+        facts: other attributes of ``Record``.
     """
 
     def decorate(rule: Rule) -> Record:
-        lower = (lambda cx, *args, **kwargs: cx.widened(rule, *args, **kwargs)) if compute_fp32 else rule
+        lower = (lambda cx, *args, **kwargs: cx.compute_wide(rule, *args, **kwargs)) if compute_fp32 else rule
         record = Record(overloads, kind, lower, **facts)
         if kind is Kind.SHARED and record.lower_integer is None:
             record.lower_integer = rule
@@ -141,7 +150,18 @@ def op(
 
 
 def decomposition(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
-    """Decorator that registers the function below it as what an operator is made of; see ``Composite``."""
+    """Decorator that registers a function as the decomposition of ``overloads``; it returns the function unchanged.
+
+    The function has the arguments of the operator's ATen schema and calls other ATen operators on tensors::
+
+        @decomposition(aten.max.default)
+        def max_all(x: Tensor) -> Tensor:
+            return torch.amax(x)
+
+    Args:
+        overloads: the ATen overloads.
+        facts: other attributes of ``Composite``, such as ``takes_quantized=True``.
+    """
 
     def decorate(parts: Rule) -> Rule:
         register(Composite(overloads, parts, **facts))
@@ -151,16 +171,16 @@ def decomposition(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rul
 
 
 def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
-    """Decorator as ``decomposition`` for an operator of a library that may not be loaded, such as ``library::name``.
+    """Like ``decomposition``, for an operator ``library::name`` whose library may not be loaded.
 
     Raises:
         ValueError: the operator has a record already.
     """
 
     def decorate(parts: Rule) -> Rule:
-        if name in _FOREIGN:
+        if name in _BY_NAME:
             raise ValueError(f"{name} is registered twice")
-        _FOREIGN[name] = Composite((), parts)
+        _BY_NAME[name] = Composite((), parts)
         return parts
 
     return decorate

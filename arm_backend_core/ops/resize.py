@@ -1,4 +1,4 @@
-"""Upsampling of images. TOSA 1.0, RESIZE; where it does not fit, copies, a GATHER, or products with the weights."""
+"""Upsampling of images by TOSA 1.0 RESIZE; otherwise by slices, GATHER, or products with interpolation weights."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.images import to_nchw, to_nhwc
+from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-_DIGIT = 127  # the largest weight of int8
+_MAX_INT8_WEIGHT = 127  # largest int8 weight
 
 
 @dataclass(frozen=True)
 class _Sampling:
-    """Along one axis, output element o is sampled at o * step + start of the input, both exact."""
+    """Sampling along one axis: output element o is at input position o * step + start, both exact fractions."""
 
     size: int
     out: int
@@ -34,23 +34,23 @@ class _Sampling:
 
     @property
     def unit(self) -> int:
-        """Number of sampling positions in a pixel, TOSA's scale_n."""
+        """Number of sampling positions per pixel, TOSA's scale_n."""
         return math.lcm(self.step.denominator, self.start.denominator)
 
     @property
     def parameters(self) -> tuple[int, int, int, int]:
-        """TOSA's scale_n, scale_d, offset, border; the border makes the output size come out (ERROR_IF in RESIZE)."""
+        """TOSA's scale_n, scale_d, offset and border. The border follows from the output size (ERROR_IF in RESIZE)."""
         n = self.unit
         d, offset = int(self.step * n), int(self.start * n)
         return n, d, offset, (self.out - 1) * d - (self.size - 1) * n + offset
 
     def nearest(self) -> list[int]:
-        """The elements that RESIZE picks in mode NEAREST: those at the positions, halves rounded up."""
+        """Input indices that RESIZE reads in mode NEAREST: the positions, rounded half up."""
         half = Fraction(1, 2)
         return [min(max(math.floor(o * self.step + self.start + half), 0), self.size - 1) for o in range(self.out)]
 
     def weights(self, unit: int) -> np.ndarray:
-        """[out, size]: how many of ``unit`` parts of each input element are in an output element (bilinear)."""
+        """Bilinear interpolation matrix [out, size], whose rows sum to ``unit``."""
         matrix = np.zeros((self.out, self.size))
         for o in range(self.out):
             position = o * self.step + self.start
@@ -62,9 +62,9 @@ class _Sampling:
 
 
 def _step(size: int, out: int, factor: float | None) -> Fraction:
-    """Input elements for each output element: what the user gave, else the ratio of the sizes.
+    """Input elements per output element: the inverse of the given factor, else the ratio of the sizes.
 
-    A factor such as 1.6 is taken for the fraction that it is near, if no position moves by more than 2**-16 of a pixel.
+    A factor such as 1.6 is replaced by the simple fraction near it if no position moves by more than 2**-16 of a pixel.
     """
     if factor is None:
         return Fraction(size, out)
@@ -77,8 +77,8 @@ def _parameters(samplings: Sequence[_Sampling]) -> dict[str, tuple[int, ...]]:
     return {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx)}
 
 
-def _offence(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
-    """Why the target cannot run the RESIZE, hardware limits included."""
+def _resize_refusal(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
+    """Why the target cannot run the RESIZE, including hardware limits; None if it can."""
     shape = (image.shape[0], *(sampling.out for sampling in samplings), image.shape[3])
     return cx.b.refusal("RESIZE", (image,), shape, out, mode=mode, **_parameters(samplings))
 
@@ -90,17 +90,17 @@ def _resize(cx: Context, image: Value, samplings: Sequence[_Sampling], mode: str
 # -- nearest ------------------------------------------------------------------------------------------------------
 
 
-def _picked(size: int, out: int, factor: float | None, shift: float) -> list[int]:
-    """The elements that PyTorch picks, its arithmetic being float32: floor((o + shift) * step)."""
+def _nearest_indices(size: int, out: int, factor: float | None, shift: float) -> list[int]:
+    """Input indices that PyTorch reads: floor((o + shift) * step), computed in float32."""
     step = np.float32(size) / np.float32(out) if factor is None else np.float32(1.0 / factor)
     positions = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
     return [int(position) for position in np.minimum(np.floor(positions), size - 1)]
 
 
 def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _Sampling:
-    """TOSA rounds half up where PyTorch rounds down, so it samples half an element earlier.
+    """Sampling for mode NEAREST. TOSA rounds half up and PyTorch rounds down, so it starts half an element earlier.
 
-    For a whole factor the middle of that interval does as well, which is what Ethos-U has in hardware.
+    For an integer factor, the middle of the valid interval gives the same indices; Ethos-U supports it in hardware.
     """
     step = _step(size, out, factor)
     centred = shift or step.numerator == 1
@@ -109,15 +109,15 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 
 def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
     sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
-    picked = [_picked(*side, shift) for side in sides]
-    if picked == [list(range(size)) for size in x.shape[2:]]:
+    indices = [_nearest_indices(*side, shift) for side in sides]
+    if indices == [list(range(size)) for size in x.shape[2:]]:
         return x.value
     samplings = [_nearest_sampling(*side, shift) for side in sides]
     image = to_nhwc(cx.b, x.value)
-    exact = all(sampling.nearest() == wanted for sampling, wanted in zip(samplings, picked, strict=True))
-    if exact and _offence(cx, image, image.dtype, samplings, "NEAREST") is None:
+    exact = all(sampling.nearest() == expected for sampling, expected in zip(samplings, indices, strict=True))
+    if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
-    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, picked[0]), 2, picked[1]))
+    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, indices[0]), 2, indices[1]))
 
 
 def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:
@@ -135,7 +135,7 @@ def nearest(
 def _nearest_vec(
     cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
 ) -> Value:
-    """The form that torch.export writes; "exact" is the element at the middle of what an output element covers."""
+    """The overload that torch.export emits. "exact" (shift 0.5) reads the input at the output element's centre."""
     return _nearest(cx, x, _factors(scale_factors), shift)
 
 
@@ -147,7 +147,7 @@ op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_nearest_vec, s
 
 
 def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _Sampling:
-    """Corners on corners, or the pixels' centres evenly spread; of a single element there is nothing else to sample."""
+    """Sampling with aligned corners or aligned pixel centres; a single element is copied."""
     if size == 1 or (out == 1 and align_corners):
         return _Sampling(1, 1, Fraction(1), Fraction(0))
     if align_corners:
@@ -165,31 +165,31 @@ def bilinear(
     scales_h: float | None = None,
     scales_w: float | None = None,
 ) -> Value:
-    """x [N, C, H, W]; on integers RESIZE counts in parts of a pixel, which a RESCALE divides away."""
+    """x [N, C, H, W]. On integers RESIZE multiplies by the positions per pixel, which a RESCALE divides out."""
     b = cx.b
     factors = ((2, scales_h), (3, scales_w))
     samplings = [_linear_sampling(x.shape[i], cx.shape[i], f, align_corners) for i, f in factors]
     image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
-    wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
-    reason = _offence(cx, image, wide, samplings, "BILINEAR")
+    accumulator_dtype = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
+    reason = _resize_refusal(cx, image, accumulator_dtype, samplings, "BILINEAR")
     if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
-        result = image  # Vela has a mistake there: resized_same of docs/contributors/vela.md
+        result = image  # works around a bug in Vela: resized_same in docs/contributors/vela.md
     elif reason is None:
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:
             result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))
     elif x.q is None:
-        result = _as_products(cx, image, samplings)
+        result = _bilinear_by_matmul(cx, image, samplings)
     else:
-        result = _as_convolutions(cx, image, samplings)
+        result = _bilinear_by_conv(cx, image, samplings)
     result = to_nchw(b, result)
-    return b.tile(result, [wanted // size for wanted, size in zip(cx.shape, result.shape, strict=True)])
+    return b.tile(result, [target // size for target, size in zip(cx.shape, result.shape, strict=True)])
 
 
-def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
-    """Interpolation along an axis as a matrix product with its weights, for any scale."""
+def _bilinear_by_matmul(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
+    """Interpolation along each axis as a matrix product with its weights, for any factor."""
     b = cx.b
-    for sampling in samplings:  # the axis in front of the last goes last, and comes back in front
+    for sampling in samplings:  # the axis before the last goes last; two rounds restore the order
         image = b.transpose(image, (0, 2, 3, 1))
         weights = b.const(sampling.weights(1).T[None], image.dtype)
         rows = b.matmul(b.reshape(image, (1, prod(image.shape[:3]), sampling.size)), weights)
@@ -197,39 +197,39 @@ def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> V
     return b.transpose(image, (0, 2, 3, 1))
 
 
-def _as_convolutions(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
-    """Interpolation along an axis is a matrix product with whole-number weights that sum to a number of parts.
+def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
+    """Interpolation along each axis as a matrix product with integer weights.
 
-    The axis becomes the channels of a 1x1 convolution. Between the two the value has 7 more bits (int8).
+    The axis becomes the channels of a 1x1 convolution. Between the two convolutions, int8 values have 7 more bits.
     """
     b, dtype = cx.b, image.dtype
     guard = 128 if dtype is DType.INT8 else 1
-    rows, parts = _mix(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows, parts = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
     rows = b.rescale(rows, DType.INT16, guard / parts)
-    columns, parts = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    columns, parts = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
     result = b.rescale(columns, dtype, 1 / (parts * guard))
     return b.transpose(result, (0, 2, 3, 1))
 
 
-def _mix(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
-    """The products, and how many parts weights add up to; more of a pixel than int8 holds are two digits of them."""
-    b, wide = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+def _interpolate_by_conv(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
+    """The products, and the sum of the weights. Weights above int8 are split into two digits in base 127."""
+    b, accumulator_dtype = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
 
     def product(weights: np.ndarray) -> Value:
         kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
-        return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
+        return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), accumulator_dtype), pad=(0, 0, 0, 0))
 
-    if sampling.unit <= _DIGIT:
+    if sampling.unit <= _MAX_INT8_WEIGHT:
         return product(sampling.weights(sampling.unit)), sampling.unit
-    weights = np.rint(sampling.weights(_DIGIT**2))
-    high = np.rint(weights / _DIGIT)
-    first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _DIGIT * high))
-    return b.add(b.mul(first, b.const(_DIGIT, DType.INT32)), second), _DIGIT**2
+    weights = np.rint(sampling.weights(_MAX_INT8_WEIGHT**2))
+    high = np.rint(weights / _MAX_INT8_WEIGHT)
+    first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _MAX_INT8_WEIGHT * high))
+    return b.add(b.mul(first, b.const(_MAX_INT8_WEIGHT, DType.INT32)), second), _MAX_INT8_WEIGHT**2
 
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)
 def bilinear_vec(
     cx: Context, x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:
-    """The form that torch.export writes."""
+    """The overload that torch.export emits."""
     return bilinear.lower(cx, x, cx.shape[2:], align_corners, *_factors(scale_factors))

@@ -1,11 +1,14 @@
-"""Mean over neighbouring dimensions of a quantized tensor, as depthwise convolutions with weights of one.
+"""Mean over adjacent dimensions of a quantized tensor, as depthwise convolutions with weights of one.
 
-The sum stays in the accumulator until it is rescaled to the result's own parameters, unlike AVG_POOL2D, whose result
-has the input's. A pass sums rows; what lies in a row is viewed as channels in groups, because an Ethos-U stores ten
-bytes of scale for a channel and works on several places at once. Measured with Vela 5.1 on 7x7x1280 between two 1x1
-convolutions, cycles on U55-128 and U85-256 and bytes on U55: 114,295, 25,376 and 80,896 (rows and columns in two
-passes 117,682, 26,481 and 81,216; the same with 1280 channels 133,094, 44,010 and 108,928; AVG_POOL2D 140,466, 39,580
-and 80,576; REDUCE_SUM 184,954, 1,821,092 and 81,168).
+The sum stays in the accumulator until it is rescaled to the result's own parameters. AVG_POOL2D in contrast keeps the
+input's parameters. Each pass sums rows. A row is viewed as groups of channels, because an Ethos-U stores ten bytes of
+scale for each channel and processes several positions at once.
+
+Measured with Vela 5.1 on 7x7x1280 between two 1x1 convolutions (cycles on U55-128, cycles on U85-256, bytes on U55):
+- this form: 114,295, 25,376, 80,896
+- rows and columns in two passes: 117,682, 26,481, 81,216; the same with 1280 channels: 133,094, 44,010, 108,928
+- AVG_POOL2D: 140,466, 39,580, 80,576
+- REDUCE_SUM: 184,954, 1,821,092, 81,168
 """
 
 from __future__ import annotations
@@ -22,21 +25,23 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
-_DEPTH = 16
-"""Channels that an Ethos-U works on at once."""
+_CHANNELS_AT_ONCE = 16
+"""Number of channels that an Ethos-U processes at once."""
 
 
-def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, alone: bool) -> Value | None:
-    """Mean of int8 or int16 ``x`` over one or two neighbouring ``axes``, kept with size 1; in parameters ``out``.
+def spatial_mean(
+    b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, sole_reader: bool
+) -> Value | None:
+    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, which keep size 1; in parameters ``out``.
 
     Args:
-        alone: nothing else reads ``x``. A view of what others read too may be a copy on an Ethos-U, and so is that of
-            a SLICE, which a convolution reads in place.
+        sole_reader: whether nothing else reads ``x``. On an Ethos-U, a view of a tensor with other readers may be a
+            copy. A view of a SLICE is one too, while a convolution reads a SLICE in place.
 
-    Between the passes sums are int16: exact where they fit, else an error of at most 2**-9 of an int8 step.
+    Between the passes the sums are int16. They are exact if they fit, else the error is at most 2**-9 of an int8 step.
 
     Returns:
-        None where this form does not fit: the axes are apart, all there are, or the last one of a matrix.
+        None if this form does not apply: the axes are not adjacent, are all axes, or are the last axis of a matrix.
     """
     axes = sorted(axes)
     if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
@@ -51,9 +56,9 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
     sliced = x.producer is not None and x.producer.kind == "SLICE"
-    result = _reduce(b, image, q, out, alone and not sliced)
-    kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
-    return b.reshape(result, kept)  # only the channel is left, so order does not matter
+    result = _mean_by_convolutions(b, image, q, out, sole_reader and not sliced)
+    kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
+    return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
 
 
 def window_means(
@@ -62,7 +67,7 @@ def window_means(
     """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once, in parameters ``out``.
 
     Raises:
-        Unsupported: the target has no such depthwise convolution.
+        Unsupported: the target does not support the depthwise convolution.
     """
     x, area, channels = FixedPoint.of(b, image, q), prod(kernel), image.shape[3]
     ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
@@ -71,52 +76,56 @@ def window_means(
     return requantize(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
 
 
-def _parts(size: int, longest: int) -> list[int]:
-    """``size`` as a sum of kernel lengths, ``longest`` at most, that differ by one at most, the largest first."""
+def _split_length(size: int, longest: int) -> list[int]:
+    """Split ``size`` into kernel lengths of at most ``longest`` that differ by at most one, the largest first."""
     count = -(-size // longest)
     return [(size + i) // count for i in reversed(range(count))]
 
 
-def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> Value:
-    """Mean of rows, then of columns; of both at once where a kernel is long enough. image [N, H, W, C].
+def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, sole_reader: bool) -> Value:
+    """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if a kernel is long enough.
 
-    A kernel sums one part of an axis that is longer than itself, and the parts' sums are summed again. They lie side
-    by side in memory, so taking them costs nothing, unlike a RESHAPE of a tensor that something else reads too
+    If an axis is longer than the longest kernel, kernels sum its parts, and the sums of the parts are summed again. The
+    parts are contiguous in memory, so slicing them costs nothing. A RESHAPE of a tensor with other readers does
     (measured with Vela 5.1 on 112x112x32, gate included: 1,279,638 to 877,246 cycles on U55-128).
     """
     batch, height, width, channels = image.shape
     longest = b.target.hardware.max_kernel
     x = FixedPoint.of(b, image, q)
     x = x.with_scale(x.scale / (height * width))
-    # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).
-    free = alone and channels % _DEPTH == 0 and height <= longest
-    lengths = [height * width] if free and height * width <= longest else [n for n in (height, width) if n > 1]
+    # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
+    reshapes_freely = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest
+    lengths = (
+        [height * width] if reshapes_freely and height * width <= longest else [n for n in (height, width) if n > 1]
+    )
     for length in lengths:
-        if free or x.value is not image:
-            x = replace(x, value=b.reshape(x.value, (batch, length, *_grouped(prod(x.shape[1:]) // length, channels))))
+        if reshapes_freely or x.value is not image:
+            x = replace(
+                x, value=b.reshape(x.value, (batch, length, *_group_channels(prod(x.shape[1:]) // length, channels)))
+            )
         elif height == 1:
             x = replace(x, value=b.reshape(x.value, (batch, width, 1, channels)))
         while x.shape[1] > 1:
-            parts = _parts(x.shape[1], longest)
-            sums = _sums(x, parts)
+            parts = _split_length(x.shape[1], longest)
+            sums = _sum_neighbouring_rows(x, parts)
             peak = x.peak * parts[0]
             if len(sums) == 1 and prod(sums[0].shape[1:]) == channels:
                 return requantize(b, sums[0], float(peak), np.array([x.scale]), out)
-            step = min(1.0, 32767 / peak)  # exact where int16 holds the sum
+            step = min(1.0, 32767 / peak)  # exact if int16 holds the sum
             joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
-            bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may be rounded to more
+            bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may round up
             x = FixedPoint(b, joined, -bound, bound, x.scale / step)
-    return x.to(out)
+    return x.requantize(out)
 
 
-def _grouped(row: int, channels: int) -> tuple[int, int]:
-    """Places and channels that a row of so many elements is viewed as: as few channels as work at full speed."""
-    group = next((group for group in range(_DEPTH, channels, 8) if row % group == 0), channels)
+def _group_channels(row: int, channels: int) -> tuple[int, int]:
+    """View a row of ``row`` elements as (positions, channels), with the fewest channels that run at full speed."""
+    group = next((group for group in range(_CHANNELS_AT_ONCE, channels, 8) if row % group == 0), channels)
     return row // group, group
 
 
-def _sums(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
-    """Sums of neighbouring rows, as INT32 or INT48."""
+def _sum_neighbouring_rows(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
+    """Sum of the rows of each part, as INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums, start = [], 0

@@ -1,12 +1,14 @@
-"""Functions of one tensor, a row each: the floating-point formula.
+"""Unary functions: one row with the floating-point formula for each ATen operator.
 
-Quantized, none of them needs a rule of its own: the function (or a chain of them) is evaluated by PyTorch on every
-value that the quantized operand can have, and becomes a TABLE (``arm_backend_core.fusion.Univariate``). Those that jump
-have one for int16.
+On quantized values they need no rule of their own. PyTorch evaluates the function (or a chain of them) on every value
+that the quantized operand can have, and the result becomes a TABLE (``arm_backend_core.fusion.Univariate``). Functions
+with jumps have an integer rule for int16.
 
-Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also next to a zero of the
-function, where the textbook form cancels. Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S);
-M. Giles, Approximating the erfinv function (2010); Press et al., Numerical Recipes, 2nd edition.
+Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also near a zero of the
+function, where the textbook form suffers from cancellation.
+
+Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S); M. Giles, Approximating the erfinv function
+(2010); Press et al., Numerical Recipes, 2nd edition.
 """
 
 from __future__ import annotations
@@ -20,112 +22,121 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient, whole
+from arm_backend_core.ops.expression import FloatExpr
+from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant, rounding_rule
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_LARGE = 1e9  #: beyond it x * x + 1 and x * x are one number, and x * x may overflow
-Formula = Callable[..., Float]
+_LARGE = 1e9  #: above it x * x + 1 rounds to x * x, and x * x may overflow
+Formula = Callable[..., FloatExpr]
 
 
 def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record:
-    """Register ``formula``, which takes the operator's arguments; None for functions that run quantized only."""
+    """Register a unary function.
+
+    Args:
+        overload: the ATen overload.
+        formula: maps the operator's arguments, with tensors as ``FloatExpr``, to the result; None for functions that
+            run only on quantized values.
+        facts: attributes of ``Record``.
+    """
 
     def lower(cx: Context, *args: Any, **kwargs: Any) -> Value:
         if formula is None:
-            raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantized, it is a table")
+            raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantize it, which makes it a TABLE")
 
         def evaluate(inner: Context, *args: Any, **kwargs: Any) -> Value:
-            floats = [Float(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Tensor) else x for x in args]
+            floats = [
+                FloatExpr(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Tensor) else x for x in args
+            ]
             return formula(*floats, **kwargs).value
 
         if cx.dtype in (DType.INT8, DType.INT16):
-            return cast(Value, cx.widened(evaluate, *args, **kwargs))
-        mark = len(cx.b.graph.ops)
+            return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
+        first_op = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
-        if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds once in any type
-            del cx.b.graph.ops[mark:]
-            result = cx.widened(evaluate, *args, **kwargs)
+        if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once in any type
+            del cx.b.graph.ops[first_op:]
+            result = cx.compute_wide(evaluate, *args, **kwargs)
         return result
 
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
 
 
-# -- formulas that several rows use, or that take more than a line ------------------------------------------------
+# -- formulas that are shared or longer than a line -------------------------------------------------------------
 
 
-def _exp(x: Float) -> Float:
+def _exp(x: FloatExpr) -> FloatExpr:
     return x.unary("EXP")
 
 
-def _log(x: Float) -> Float:
+def _log(x: FloatExpr) -> FloatExpr:
     return x.unary("LOG")
 
 
-def _odd(x: Float, magnitude: Float) -> Float:
-    """An odd function, given its value at abs(x)."""
+def _odd(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
+    """An odd function of x from its value at abs(x)."""
     return x.less(0.0).where(-magnitude, magnitude)
 
 
-def _log1p(x: Float) -> Float:
-    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); 2e-8 of the result for abs(x) < 1 / 4."""
+def _log1p(x: FloatExpr) -> FloatExpr:
+    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); relative error 2e-8 for abs(x) < 1 / 4."""
     s = x / (x + 2)
     series = 2 * s * (s * s).polynomial([1, 1 / 3, 1 / 5, 1 / 7])
     return abs(x).less(0.25).where(series, _log(x + 1))
 
 
-def _expm1(x: Float) -> Float:
-    """A&S 4.2.1 near 0: the power series, 4e-7 of the result for abs(x) < 1 / 2."""
+def _expm1(x: FloatExpr) -> FloatExpr:
+    """A&S 4.2.1 near 0: the power series, relative error 4e-7 for abs(x) < 1 / 2."""
     series = x * x.polynomial([1 / math.factorial(n) for n in range(1, 8)])
     return abs(x).less(0.5).where(series, _exp(x) - 1)
 
 
-def _sinh(x: Float) -> Float:
-    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. Half the exponent, so that it overflows where the result does."""
+def _sinh(x: FloatExpr) -> FloatExpr:
+    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. exp(abs(x) / 2)**2 overflows only where the result does."""
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
     root = _exp(0.5 * abs(x))
     return abs(x).less(1.0).where(series, _odd(x, 0.5 * root * root - 0.5 / root / root))
 
 
-def _cosh(x: Float) -> Float:
+def _cosh(x: FloatExpr) -> FloatExpr:
     root = _exp(0.5 * abs(x))
     return 0.5 * root * root + 0.5 / root / root
 
 
-def _tanh(x: Float) -> Float:
-    """TOSA bounds the error of TANH absolutely (it may be quotients of exponentials): A&S 4.5.64 for small x."""
+def _tanh(x: FloatExpr) -> FloatExpr:
+    """A&S 4.5.64 for small x, as TOSA bounds only the absolute error of TANH (it may be a quotient of exponentials)."""
     return abs(x).less(0.02).where(x - x * x * x * (1 / 3), x.unary("TANH"))
 
 
-def _log_double(x: Float) -> Float:
-    """ln(2 * x), which asinh and acosh are to 1e-16 beyond ``_LARGE``."""
+def _log_double(x: FloatExpr) -> FloatExpr:
+    """ln(2 * x), which equals asinh and acosh to 1e-16 above ``_LARGE``."""
     return _log(x) + math.log(2)
 
 
-def _asinh(x: Float) -> Float:
-    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), the bracket without cancellation."""
+def _asinh(x: FloatExpr) -> FloatExpr:
+    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), with the bracket computed without cancellation."""
     a = abs(x)
     square = a.minimum(_LARGE) * a.minimum(_LARGE)
     return _odd(x, a.greater(_LARGE).where(_log_double(a), _log1p(a + square / ((square + 1).sqrt() + 1))))
 
 
-def _acosh(x: Float) -> Float:
+def _acosh(x: FloatExpr) -> FloatExpr:
     """A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
     t = x.less(1.0).where(math.nan, x.minimum(_LARGE) - 1)
     return x.greater(_LARGE).where(_log_double(x), _log1p(t + (t * (t + 2)).sqrt()))
 
 
-def _atanh(x: Float) -> Float:
+def _atanh(x: FloatExpr) -> FloatExpr:
     """A&S 4.6.22 as log1p(2 * a / (1 - a)) / 2."""
     a = abs(x)
     return _odd(x, 0.5 * _log1p(2 * a / (1 - a)))
 
 
-def _atan(x: Float) -> Float:
-    """A&S 4.4.49 (2e-8 on [0, 1]); beyond 1 by pi / 2 - atan(1 / x)."""
+def _atan(x: FloatExpr) -> FloatExpr:
+    """A&S 4.4.49 (error 2e-8 on [0, 1]); pi / 2 - atan(1 / x) above 1."""
     a = abs(x)
     beyond = a.greater(1.0)
     z = beyond.where(1 / a, a)
@@ -135,15 +146,15 @@ def _atan(x: Float) -> Float:
     return _odd(x, beyond.where(math.pi / 2 - angle, angle))
 
 
-def _asin(x: Float) -> Float:
+def _asin(x: FloatExpr) -> FloatExpr:
     return _atan(x * ((1 - x) * (1 + x)).unary("RSQRT"))
 
 
-def _acos(x: Float) -> Float:
+def _acos(x: FloatExpr) -> FloatExpr:
     return 2 * _atan(((1 - x) / (1 + x)).sqrt())
 
 
-def _erfcx_positive(a: Float) -> Float:
+def _erfcx_positive(a: FloatExpr) -> FloatExpr:
     """exp(a * a) * erfc(a) for a >= 0; Numerical Recipes, section 6.2 (erfcc), relative error 1.2e-7."""
     t = 1 / (0.5 * a + 1)
     exponent = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806]
@@ -151,28 +162,28 @@ def _erfcx_positive(a: Float) -> Float:
     return t * _exp(t.polynomial(exponent))
 
 
-def _erfc(x: Float) -> Float:
+def _erfc(x: FloatExpr) -> FloatExpr:
     tail = _erfcx_positive(abs(x)) * _exp(-(x * x))
     return x.less(0.0).where(2 - tail, tail)
 
 
-def _erfcx(x: Float) -> Float:
+def _erfcx(x: FloatExpr) -> FloatExpr:
     mirrored = _erfcx_positive(abs(x))
     return x.less(0.0).where(2 * _exp(x * x) - mirrored, mirrored)
 
 
-def _log_ndtr(x: Float) -> Float:
+def _log_ndtr(x: FloatExpr) -> FloatExpr:
     """ln of the normal distribution function: ln(erfc(-y) / 2), y = x / sqrt(2), without underflow for x < 0."""
     y = x * math.sqrt(0.5)
     mirrored = _erfcx_positive(abs(y)) * 0.5
     return x.less(0.0).where(_log(mirrored) - y * y, _log1p(-(mirrored * _exp(-(y * y)))))
 
 
-def _inverse_error(w: Float) -> Float:
+def _erfinv_factor(w: FloatExpr) -> FloatExpr:
     """erfinv(x) / x from w = -ln(1 - x * x): Giles 2010, table 5 (single precision), for w < 16.
 
-    Beyond, where erfinv has no float32 arguments but ``ndtri`` has, a least-squares fit in sqrt(w) up to w = 104, which
-    is off by 3e-7 of the result at most.
+    From w = 16 up to w = 104, which only ``ndtri`` reaches with float32 arguments, a least-squares fit in sqrt(w) has a
+    relative error of at most 3e-7.
     """
     central = [1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087]
     central += [-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08]
@@ -186,82 +197,82 @@ def _inverse_error(w: Float) -> Float:
     return w.greater(1e30).where(math.inf, factor)  # w is infinite where erfinv is
 
 
-def _erfinv(x: Float) -> Float:
-    return x * _inverse_error(-_log((1 - x) * (1 + x)))
+def _erfinv(x: FloatExpr) -> FloatExpr:
+    return x * _erfinv_factor(-_log((1 - x) * (1 + x)))
 
 
-def _ndtri(x: Float) -> Float:
-    """sqrt(2) * erfinv(y), y = 2 * x - 1, with 1 - y * y as 4 * x * (1 - x): y near -1 has lost what x was."""
-    return math.sqrt(2) * (2 * x - 1) * _inverse_error(-_log(4 * x * (1 - x)))
+def _ndtri(x: FloatExpr) -> FloatExpr:
+    """sqrt(2) * erfinv(y), y = 2 * x - 1, with 1 - y * y as 4 * x * (1 - x), as y near -1 has lost the bits of x."""
+    return math.sqrt(2) * (2 * x - 1) * _erfinv_factor(-_log(4 * x * (1 - x)))
 
 
-def _softplus(x: Float, beta: float = 1.0, threshold: float = 20.0) -> Float:
+def _softplus(x: FloatExpr, beta: float = 1.0, threshold: float = 20.0) -> FloatExpr:
     y = x * beta
     curve = (y.maximum(0.0) + _log1p(_exp(-abs(y)))) / beta
     return y.greater(threshold).where(x, curve)
 
 
-def _mish(x: Float) -> Float:
-    """x * tanh(ln(1 + e**x)) = x * n / (n + 2), n = e**x * (e**x + 2); from 20 on that is x."""
+def _mish(x: FloatExpr) -> FloatExpr:
+    """x * tanh(ln(1 + e**x)) = x * n / (n + 2), n = e**x * (e**x + 2); equals x from 20 on."""
     e = _exp(x.minimum(20.0))
     n = e * (e + 2)
     return x * (n / (n + 2))
 
 
-def _elu(x: Float, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Float:
+def _elu(x: FloatExpr, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> FloatExpr:
     return x.greater(0.0).where(x * scale, _expm1(x.minimum(0.0) * input_scale) * (alpha * scale))
 
 
-def _celu(x: Float, alpha: float = 1.0) -> Float:
+def _celu(x: FloatExpr, alpha: float = 1.0) -> FloatExpr:
     return _elu(x, alpha, 1.0, 1 / alpha)
 
 
-def _selu(x: Float) -> Float:
-    """Klambauer et al. 2017: fixed point at mean 0, variance 1."""
+def _selu(x: FloatExpr) -> FloatExpr:
+    """Klambauer et al. (2017): constants with a fixed point at mean 0 and variance 1."""
     return _elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
-def _gelu(x: Float, approximate: str = "none") -> Float:
+def _gelu(x: FloatExpr, approximate: str = "none") -> FloatExpr:
     if approximate == "tanh":  # sigmoid(2 * y) is (1 + tanh(y)) / 2, and exact where that is near 0
         return x * (math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)).unary("SIGMOID")
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
 
 
-def _leaky_relu(x: Float, slope: float = 0.01) -> Float:
+def _leaky_relu(x: FloatExpr, slope: float = 0.01) -> FloatExpr:
     return x.maximum(x * slope) if 0 < slope <= 1 else x.greater(0.0).where(x, x * slope)
 
 
-def _round(x: Float) -> Float:
-    """Half to even: floor(x), plus 1 beyond the half, plus 1 at the half where floor(x) is odd."""
+def _round(x: FloatExpr) -> FloatExpr:
+    """Half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is odd."""
     down = x.unary("FLOOR")
     rest = x - down
     odd = down - 2 * (down * 0.5).unary("FLOOR")
     return rest.equal(0.5).where(down + odd, rest.greater(0.5).where(down + 1, down))
 
 
-def _round_decimals(x: Float, *, decimals: int) -> Float:
+def _round_decimals(x: FloatExpr, *, decimals: int) -> FloatExpr:
     return _round(x * 10.0**decimals) / 10.0**decimals
 
 
-def _sign(x: Float) -> Float:
-    """0 for what is not a number, as in PyTorch."""
-    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.like(0.0)))
+def _sign(x: FloatExpr) -> FloatExpr:
+    """Sign of x; 0 for NaN, as in PyTorch."""
+    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.full_like(0.0)))
 
 
-def _power(x: Float, exponent: float) -> Float:
-    """Whole exponents by squaring, which is right for negative x too; by logarithm otherwise."""
+def _power(x: FloatExpr, exponent: float) -> FloatExpr:
+    """Integer exponents by repeated squaring, which is correct for negative x too; other exponents by logarithm."""
     if exponent == 0:
-        return x.equal(x).where(1.0, x.like(1.0))
+        return x.equal(x).where(1.0, x.full_like(1.0))
     if abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
     if not math.isfinite(exponent):
         return x**exponent
-    if exponent != int(exponent):  # minus infinity counts as infinity, other negative numbers have no power
+    if exponent != int(exponent):  # minus infinity counts as infinity; other negative numbers give NaN
         return _exp(_log(x.equal(-math.inf).where(math.inf, x)) * exponent)
     if abs(exponent) > 64:
         magnitude = _exp(_log(abs(x)) * exponent)
         return _odd(x, magnitude) if exponent % 2 else magnitude
-    result: Float | None = None
+    result: FloatExpr | None = None
     square, count = x, abs(int(exponent))
     while True:
         if count % 2:
@@ -274,40 +285,44 @@ def _power(x: Float, exponent: float) -> Float:
     return result if exponent > 0 else 1 / result
 
 
-def _logit(x: Float, eps: float | None = None) -> Float:
+def _logit(x: FloatExpr, eps: float | None = None) -> FloatExpr:
     p = x if eps is None else x.clamp(eps, 1 - eps)
     return _log(p / (1 - p))
 
 
-def _nan_to_num(x: Float, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Float:
+def _nan_to_num(
+    x: FloatExpr, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> FloatExpr:
     if not x.value.dtype.is_float:
-        return x  # whole numbers are all finite
-    largest = x.largest
-    known = x.equal(x).where(x, 0.0 if nan is None else nan)
-    below = known.greater(largest).where(largest if posinf is None else posinf, known)
-    return below.less(-largest).where(-largest if neginf is None else neginf, below)
+        return x  # integers are always finite
+    max_finite = x.max_finite
+    without_nan = x.equal(x).where(x, 0.0 if nan is None else nan)
+    bounded = without_nan.greater(max_finite).where(max_finite if posinf is None else posinf, without_nan)
+    return bounded.less(-max_finite).where(-max_finite if neginf is None else neginf, bounded)
 
 
-def _sinc(x: Float) -> Float:
-    """Normalized: sin(pi * x) / (pi * x), which is 1 to 2e-9 near 0, where 1 / y could overflow."""
+def _sinc(x: FloatExpr) -> FloatExpr:
+    """sin(pi * x) / (pi * x); near 0, where 1 / y could overflow, it is 1 to within 2e-9."""
     y = x * math.pi
     return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)
 
 
-_Step = Callable[[Float, int, Float, Float], Float]
-_MOST_DEGREES = 64  #: each is a few operators
+_Step = Callable[[FloatExpr, int, FloatExpr, FloatExpr], FloatExpr]
+_MAX_DEGREE = 64  #: each degree is a few operators
 
 
-def _polynomial(first: Callable[[Float], Float], step: _Step, *, shifted: bool) -> Formula:
+def _polynomial(first: Callable[[FloatExpr], FloatExpr], step: _Step, *, shifted: bool) -> Formula:
     """The n-th orthogonal polynomial from p[0] = 1 and p[1] (A&S 22.4) by its recurrence (A&S 22.7)."""
 
-    def formula(x: Float, n: int) -> Float:
-        if n > _MOST_DEGREES:
-            raise Unsupported(f"a polynomial of degree {n}; up to {_MOST_DEGREES} are written out")
+    def formula(x: FloatExpr, n: int) -> FloatExpr:
+        if n > _MAX_DEGREE:
+            raise Unsupported(
+                f"a polynomial of degree {n} ({_MAX_DEGREE} at most, as each degree takes a few operators)"
+            )
         if n <= 0:
             return _power(x, 0) * (0.0 if n < 0 else 1.0)
         y = 2 * x - 1 if shifted else x
-        before, now = y.like(1.0), first(y)
+        before, now = y.full_like(1.0), first(y)
         for k in range(1, n):
             before, now = now, step(y, k, now, before)
         return now
@@ -315,7 +330,7 @@ def _polynomial(first: Callable[[Float], Float], step: _Step, *, shifted: bool) 
     return formula
 
 
-def _bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:
+def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:
     return (-math.inf if min is None else min, math.inf if max is None else max)
 
 
@@ -328,8 +343,8 @@ unary(
     lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
     clamp=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
 )
-unary(aten.clamp.default, lambda x, min=None, max=None: x.clamp(min, max), clamp=_bounds)
-unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_bounds)
+unary(aten.clamp.default, lambda x, min=None, max=None: x.clamp(min, max), clamp=_clamp_bounds)
+unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_clamp_bounds)
 unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp=lambda x, max: (-math.inf, max))
 unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: _leaky_relu(x, negative_slope))
 unary(aten.elu.default, _elu)
@@ -369,30 +384,34 @@ unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).w
 
 unary(aten.abs.default, abs)
 unary(aten.neg.default, lambda x: -x)
-unary(aten.sign.default, _sign, is_discontinuous=True).integer(
-    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+unary(aten.sign.default, _sign, is_discontinuous=True).integer_rule(
+    lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.sgn.default, _sign, is_discontinuous=True).integer(
-    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+unary(aten.sgn.default, _sign, is_discontinuous=True).integer_rule(
+    lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
-unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer(whole(Fixed.floor))
-unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer(whole(Fixed.ceil))
-unary(aten.round.default, _round, is_discontinuous=True).integer(whole(Fixed.round))
-unary(aten.round.decimals, _round_decimals, is_discontinuous=True).integer(whole(Fixed.round))
-unary(aten.trunc.default, Float.truncated, is_discontinuous=True).integer(whole(Fixed.trunc))
-unary(aten.frac.default, lambda x: x - x.truncated(), is_discontinuous=True).integer(
-    lambda cx, x: quotient(cx, x, 1.0, Fixed.trunc, rest=True)
+unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer_rule(
+    rounding_rule(FixedPointQuotient.floor)
+)
+unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer_rule(
+    rounding_rule(FixedPointQuotient.ceil)
+)
+unary(aten.round.default, _round, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.round))
+unary(aten.round.decimals, _round_decimals, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.round))
+unary(aten.trunc.default, FloatExpr.trunc, is_discontinuous=True).integer_rule(rounding_rule(FixedPointQuotient.trunc))
+unary(aten.frac.default, lambda x: x - x.trunc(), is_discontinuous=True).integer_rule(
+    lambda cx, x: divide_by_constant(cx, x, 1.0, FixedPointQuotient.trunc, rest=True)
 )
 unary(aten.nan_to_num.default, _nan_to_num)
 
 # -- orthogonal polynomials ---------------------------------------------------------------------------------------
 
 
-def _chebyshev(x: Float, k: int, p: Float, q: Float) -> Float:
+def _chebyshev(x: FloatExpr, k: int, p: FloatExpr, q: FloatExpr) -> FloatExpr:
     return 2 * x * p - q
 
 
-_POLYNOMIALS: dict[str, tuple[Callable[[Float], Float], _Step]] = {
+_POLYNOMIALS: dict[str, tuple[Callable[[FloatExpr], FloatExpr], _Step]] = {
     "chebyshev_polynomial_t": (lambda x: x, _chebyshev),
     "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev),
     "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev),

@@ -29,8 +29,8 @@ from arm_backend_core.nodes import (
     is_state,
     overload_of,
 )
-from arm_backend_core.ops.catalog import find
-from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
@@ -54,7 +54,7 @@ class Annotator:
         self.configs: dict[Node, QuantizationConfig] = {}
         self._moved: dict[Node, Node] = {}
         for node in self.nodes:
-            record, config = find(node), config_of(node)
+            record, config = find_record(node), config_of(node)
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
                 continue
             sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
@@ -309,7 +309,7 @@ def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]])
 
 def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
     """Tell the observer of an operator's weight what the bias is now."""
-    record = find(node)
+    record = find_record(node)
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
         return
     operands: Any = node.args
@@ -348,7 +348,7 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
 
 def _casts_integers(node: Node) -> bool:
     """Whether ``node`` gives whole numbers as real ones."""
-    record, sources = find(node), node.all_input_nodes
+    record, sources = find_record(node), node.all_input_nodes
     moves = record is not None and record.kind is Kind.SHARED and is_float(node)
     return moves and bool(sources) and all(map(is_integer_or_bool, sources))
 
@@ -366,6 +366,6 @@ def _interval(node: Node) -> tuple[float, float] | None:
 
 def _is_real(node: Node) -> bool:
     """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
-    record = find(node)
+    record = find_record(node)
     compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
     return is_float(node) or compares

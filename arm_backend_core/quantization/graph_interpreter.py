@@ -10,7 +10,7 @@ import torch
 from torch.fx import Graph, Node, map_arg
 
 from arm_backend_core.nodes import BRANCH_SELECT
-from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.loop_markers import LOOP_OUT
 
 #: A condition, or a choice, and which way it goes.
 Side = tuple[Any, bool]

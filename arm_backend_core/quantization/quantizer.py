@@ -21,7 +21,7 @@ from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_co
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import constant_nodes, describe_node, eliminate_dead_code, is_float, modules_of
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect, share
 from arm_backend_core.quantization.config import QuantizationConfig
@@ -180,7 +180,7 @@ class VgfQuantizer(ArmQuantizer):
 
 
 def _check_type(node: Node) -> None:
-    record = find(node)
+    record = find_record(node)
     if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
         return
     values = node.meta["val"]

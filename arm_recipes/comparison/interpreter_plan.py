@@ -33,8 +33,8 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
-from arm_backend_core.ops.catalog import find, is_data_movement
-from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.program import constants_of, copy_program, drop_assertions, store_of, user_inputs
 from arm_backend_core.quantization.diagnostics.error_metrics import Grid
 
@@ -245,7 +245,7 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         node=source.name,
         grid=grid,
         is_data_movement=_moves(made, grid),
-        is_fixed=getattr(find(made), "fixed_range", None) is not None,
+        is_fixed=getattr(find_record(made), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if made.op == "placeholder" else " + ".join(operators),
         module=module,

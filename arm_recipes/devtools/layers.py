@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
@@ -212,7 +212,7 @@ def _is_quantized_by_readers(node: Node) -> bool:
 
 def _is_movement(node: Node) -> bool:
     """Whether a node may be pure data movement."""
-    record = find(node)
+    record = find_record(node)
     return record is None or record.kind is Kind.SHARED
 
 

@@ -39,7 +39,7 @@ from arm_backend_core.backends.payload import checksum_spec
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.catalog import find, records
+from arm_backend_core.ops.catalog import find_record, records
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.quantization import (
     TOSAQuantizer,
@@ -724,7 +724,7 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
         if is_dequantize(node):
             bases.add(node.all_input_nodes[0])
             continue
-        record = find(node)
+        record = find_record(node)
         if record is None or not record.univariate:
             return None
         todo += node.all_input_nodes
@@ -732,7 +732,7 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
         return None
     if next(iter(bases)).meta["val"].dtype is not torch.int16:
         return None
-    inner = [find(node) for node in region if node is not quantize and not is_dequantize(node)]
+    inner = [find_record(node) for node in region if node is not quantize and not is_dequantize(node)]
     if len(inner) < 2 and all(record is not None and record.clamp for record in inner):
         return None  # a RESCALE or a CLAMP, which is exact
     return [node for node in quantize.graph.nodes if node in region]

@@ -11,7 +11,7 @@ from torchao.quantization import quantize_
 
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
-from arm_backend_core.ops.block_scaled import FORMATS, blocks, rounded
+from arm_backend_core.ops.block_scaled import FORMATS, quantize_blocks, round_to_blocks
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
@@ -63,13 +63,13 @@ def test_layers_are_pytorchs(name: str, format: str) -> None:
 def test_a_format_rounds(format: str) -> None:
     """The test above can fail: what is rounded is not what it was, and blocks are rounded apart."""
     x = _spread((3, 64))
-    elements, scales = blocks(x, format)
+    elements, scales = quantize_blocks(x, format)
     assert scales.shape == (3, 2)
     assert torch.equal(scales.log2(), scales.log2().round())
-    assert not torch.equal(rounded(x, format), x)
-    assert torch.equal(rounded(rounded(x, format), format), rounded(x, format))
+    assert not torch.equal(round_to_blocks(x, format), x)
+    assert torch.equal(round_to_blocks(round_to_blocks(x, format), format), round_to_blocks(x, format))
     x[:, :32] *= 1024
-    assert torch.equal(blocks(x, format)[0], elements)
+    assert torch.equal(quantize_blocks(x, format)[0], elements)
 
 
 def test_the_validator_takes_them() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from arm_backend_core.fusion import Regions
 from arm_backend_core.nodes import constant_nodes
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
 from tests.ops.runner import export as exported
 
@@ -50,7 +50,7 @@ class _Block(torch.nn.Module):
 def test_regions_of_a_graph() -> None:
     program = exported(_Block(), (torch.randn(1, 4, 5, 5),))
     graph = program.module(check_guards=False).graph
-    records = {node: record for node in graph.nodes if (record := find(node)) is not None}
+    records = {node: record for node in graph.nodes if (record := find_record(node)) is not None}
     regions = Regions(records, constant_nodes(graph), lambda node: False, lambda node: False)
     assert {a.name: b.name for a, b in regions.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
     # swish's steps but the last; tanh is an output, so what is computed of it starts anew.

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.ops.integers import FixedPoint, of_int16, to_common_scale
+from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -322,7 +322,7 @@ def test_bias_that_no_steps_can_hold() -> None:
     bias = Tensor(Value((4,), DType.FP32, "b", np.ones(4, np.float32)))
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
     rule = _integer_rule(aten.linear.default)
-    with pytest.raises(Unsupported, match=r"its bias has no place in int32 sums .* in which neither is constant"):
+    with pytest.raises(Unsupported, match=r"its bias does not fit int32 sums .* in which neither is constant"):
         rule(Context(Builder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
 
 
@@ -346,8 +346,8 @@ def _builder() -> Builder:
         lambda x: x.sum(1),
         lambda x: x.rescale(I16, 1.0),
         lambda x: x.rescale(DType.INT32, 1.0),
-        lambda x: x.shifted_left(1),
-        lambda x: x.times(1 << 8, shift=7),
+        lambda x: x.shift_left(1),
+        lambda x: x.mul(1 << 8, shift=7),
         lambda x: FixedPoint.const(x.b, 1 << 31),
     ],
 )
@@ -357,7 +357,7 @@ def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[FixedPo
 
 
 def test_interval_beyond_the_type() -> None:
-    with pytest.raises(OverflowError, match=r"\[0, 128\] as int8"):
+    with pytest.raises(OverflowError, match=r"\[0, 128\], which exceeds int8"):
         _operand(_builder(), 0, 128, I8)
 
 
@@ -368,7 +368,7 @@ def test_interval_beyond_the_type() -> None:
         lambda x: x - 7,
         lambda x: x * x,
         lambda x: x * -3,
-        lambda x: x.times(12345, shift=6),
+        lambda x: x.mul(12345, shift=6),
         lambda x: abs(x),
         lambda x: x.maximum(3),
         lambda x: x.minimum(-3),
@@ -376,9 +376,9 @@ def test_interval_beyond_the_type() -> None:
         lambda x: x.sum(1),
         lambda x: x.rescale(DType.INT32, 0.37),
         lambda x: x.rescale(I8, 0.37, saturate=True),
-        lambda x: x.shifted_left(3),
+        lambda x: x.shift_left(3),
         lambda x: abs(x).leading_zeros(),
-        lambda x: x.shifted_right(x.like(3)),
+        lambda x: x.shift_right(x.full_like(3)),
     ],
 )
 def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[FixedPoint], FixedPoint]) -> None:
@@ -413,7 +413,7 @@ def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: i
     out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
     x = np.append(np.arange(-4, 5) + p.zero_point, dtype.range)
     whole = FixedPoint.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
-    builder.graph.outputs = [whole.to(out)]
+    builder.graph.outputs = [whole.requantize(out)]
     got = reference.run(serialize(builder.graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x), out)
 
@@ -427,7 +427,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     target = family("ethos-u55")
     builder = Builder(Graph(), target)
     left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
-    assert (of_int16(left, right, out) is not None) == is_taken
+    assert (to_common_int16(left, right, out) is not None) == is_taken
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
     )
@@ -442,7 +442,7 @@ def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> No
     got = evaluate(aten.mul.Tensor, [(x, p), (y, q)], out, (500,), constant=constant)
     check(got, p.dequantize(x) * q.dequantize(y), out)
     builder = _builder()
-    whole = FixedPoint.of(builder, builder.graph.add_input((500,), I8, "x"), p).in_int16()
+    whole = FixedPoint.of(builder, builder.graph.add_input((500,), I8, "x"), p).to_int16()
     assert (whole.dtype, whole.low, whole.high, whole.zero_point) == (I16, -135, 120, 0)
 
 

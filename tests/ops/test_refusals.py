@@ -51,7 +51,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "index_put_of_rows_by_mask": (
         lambda x, y: x.index_put((x[:, 0] > -9,), y),
         [Input((2, 8)), Input((2, 8))],
-        "several values at the places of a mask of some dimensions; write it with torch.where",
+        "index_put of several values by a mask of some dimensions; write it with torch.where",
     ),
     "nothing": (
         lambda x: torch.relu(x[:, :0]),
@@ -61,7 +61,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "power_of_integers": (
         torch.pow,
         [Input((3,), 1, 4, torch.int32)] * 2,
-        "a power of integers: TOSA has none; convert with .to(torch.float32)",
+        "TOSA has no power of integers; convert them with .to(torch.float32)",
     ),
     "shift_by_a_negative_number": (
         lambda x: x >> -1,
@@ -139,7 +139,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         lambda x: x[torch.arange(2000) * 7 % 2003],
         [Input((2003,))],
         "u55",
-        "2000 runs of elements (1024 without GATHER); leave it to the CPU",
+        "2000 runs of elements (at most 1024 without GATHER); leave it to the CPU",
     ),
     "shift": (
         lambda x, y: torch.bitwise_and(x, y),
@@ -196,12 +196,12 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "long_linear": (
         lambda x: given(F.linear(given(x), given_rows(torch.full((1, 140000), 127, dtype=torch.int8)))),
         [Input((1, 140000))],
-        "a sum of 140000 products, which int32 might not hold; split channels",
+        "a sum of 140000 products, which may exceed int32; split the channels",
     ),
     "long_product": (
         lambda x, y: given(torch.mm(given(x), given(y))),
         [Input((1, 140000)), Input((140000, 1))],
-        "a matrix product over 140000 elements, which int32 might not hold; split it",
+        "a matrix product over 140000 elements, which may exceed int32; split it",
     ),
     "cat_of_one": (
         lambda x, y: given(torch.cat((given(x), y))),
@@ -221,12 +221,12 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "sum_per_channel": (
         lambda x, y: given(given(x) + given_rows(y)),
         [_ROWS, _BYTES],
-        "an operand has a scale for each channel, as weights have; quantize it per tensor",
+        "an operand has per-channel scales, which only weights can have; quantize it per tensor",
     ),
     "comparison_with_nan": (
         lambda x: given(x) > math.nan,
         [_ROWS],
-        "one of its operands is not a number (nan), which integers cannot hold",
+        "one of its operands is NaN, which integers cannot represent",
     ),
     "function_read_unquantized": (
         lambda x, y: given(torch.sigmoid(given(x)) + given(y)),

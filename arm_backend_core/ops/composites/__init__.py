@@ -1,13 +1,13 @@
-"""Operators that are made of others, as functions of tensors.
+"""Decompositions of ATen operators, as functions of tensors that PyTorch traces.
 
-Those that PyTorch has no decomposition for, or whose own would tear apart what a target can run whole, take long to
-trace, or need operators that no target has.
+They cover operators that PyTorch does not decompose or decomposes unsuitably: its decomposition splits an operator that
+a target runs as a whole, takes long to trace, or uses operators that no target has.
 """
 
 import torch
 from torch import Tensor
 
 
-def divisor(x: Tensor) -> Tensor:
-    """``x``, and 1 where it is 0."""
+def replace_zero_by_one(x: Tensor) -> Tensor:
+    """``x`` with 0 replaced by 1, as a divisor."""
     return torch.where(x == 0, 1.0, x)

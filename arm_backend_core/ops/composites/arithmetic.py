@@ -1,4 +1,4 @@
-"""Norms, matrix products and functions of elements."""
+"""Decompositions of normalization operators, matrix products, elementwise functions and losses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites import divisor
+from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -30,7 +30,7 @@ def batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, None, None]:
-    """The core ATen form; without the statistics, which are empty."""
+    """The core ATen operator. Returns None for the statistics, which are empty."""
     return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
@@ -45,7 +45,7 @@ def native_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, None, None]:
-    """The same with a switch, which is off where a program is exported."""
+    """Batch norm with a ``training`` switch, which is off at export."""
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
 
 
@@ -53,13 +53,13 @@ def native_batch_norm(
 def batch_norm_of_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, None, None]:
-    """With the statistics of the batch, which are not returned; ``F.batch_norm`` refuses channels of one value."""
+    """Batch norm with batch statistics, which are not returned. ``F.batch_norm`` refuses channels of one value."""
     return torch.batch_norm(x, weight, bias, None, None, True, momentum, eps, False), None, None
 
 
 @decomposition(aten._fused_rms_norm.default)
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, None]:
-    """The core ATen form; without the root."""
+    """The core ATen operator. Returns None for the reciprocal root."""
     return F.rms_norm(x, tuple(shape), weight, eps), None
 
 
@@ -67,7 +67,7 @@ def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float 
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, None, None]:
-    """The core ATen form; without mean and deviation."""
+    """The core ATen operator. Returns None for mean and deviation."""
     return F.layer_norm(x, shape, weight, bias, eps), None, None
 
 
@@ -75,7 +75,7 @@ def layer_norm(
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
 ) -> tuple[Tensor, None, None]:
-    """The core ATen form; without mean and deviation."""
+    """The core ATen operator. Returns None for mean and deviation."""
     return torch.group_norm(x, groups, weight, bias, eps), None, None  # F.group_norm refuses groups of one value
 
 
@@ -90,15 +90,15 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: fl
     return torch.mm(x, weight) * alpha + bias * beta
 
 
-def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A matrix product that sums over no elements: the bias, or 0; ``shape`` is the result's."""
+def empty_product(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A matrix product with an empty inner dimension: the bias, or 0. ``shape`` is the result's shape."""
     zeros = torch.zeros(shape, dtype=x.dtype)
     return zeros if bias is None else zeros + bias
 
 
 @decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * the sum of the products of a batch: first [N, I, K], second [N, K, J]."""
+    """beta * x + alpha * sum over n of first[n] @ second[n]; first [N, I, K], second [N, K, J]."""
     rows = first.transpose(0, 1).flatten(1)
     return aten.addmm(x, rows, second.flatten(0, 1), beta=beta, alpha=alpha)
 
@@ -109,36 +109,36 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
     return torch.where(x == 0, values, torch.where(x > 0, 1.0, 0.0).to(x.dtype))
 
 
-def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
+def _zero_guarded_product(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
     def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
-        """x * function(y), 0 where x is 0 and y a number; what the function makes of y there is not calibrated with."""
+        """x * function(y), and 0 where x is 0 and y is not NaN. Calibration does not see function(y) there."""
         x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
-        nothing = x == 0 if quantized else (x == 0) & (y == y)
-        return x * function(torch.where(nothing, at_zero, y))
+        is_zero = x == 0 if quantized else (x == 0) & (y == y)
+        return x * function(torch.where(is_zero, at_zero, y))
 
     return product
 
 
 decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, takes_quantized=True)(
-    _times(torch.log, 1.0)
+    _zero_guarded_product(torch.log, 1.0)
 )
 decomposition(
     aten.special_xlog1py.default,
     aten.special_xlog1py.other_scalar,
     aten.special_xlog1py.self_scalar,
     takes_quantized=True,
-)(_times(torch.log1p, 0.0))
+)(_zero_guarded_product(torch.log1p, 0.0))
 
 
 @decomposition(aten._cdist_forward.default)
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """The p-norm of the difference of every row of x [..., M, K] and every row of y [..., N, K]: [..., M, N]."""
+    """p-norm of the difference of each row of x [..., M, K] and each row of y [..., N, K]: [..., M, N]."""
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
 @decomposition(aten._pdist_forward.default)
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """The p-norm of the difference of every two rows of x [N, K], without repetition: [N * (N - 1) / 2]."""
+    """p-norm of the difference of each pair of rows of x [N, K]: [N * (N - 1) / 2]."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     return torch.linalg.vector_norm(x.index_select(0, first) - x.index_select(0, second), p, -1)
 
@@ -154,13 +154,13 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 @decomposition(aten._convolution.default)
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
-    """What TorchScript writes; the last of ``window`` say how a GPU is to choose a kernel."""
+    """The overload that TorchScript emits. The last arguments of ``window`` select GPU kernels and are ignored."""
     return aten.convolution(x, weight, bias, *window[:6])
 
 
 @decomposition(aten.conv_tbc.default)
 def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """x [T, N, C] and weight [K, C, OC], the time first. The bias may be of any type."""
+    """1D convolution with the time first: x [T, N, C], weight [K, C, OC]. The bias may have any type."""
     return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias.to(x.dtype), padding=pad).permute(2, 0, 1)
 
 
@@ -169,58 +169,58 @@ def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
 
 @decomposition(aten.clamp.Tensor)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """PyTorch's own decomposition compares and chooses."""
+    """Clamp by maximum and minimum. PyTorch's own decomposition uses comparisons and ``where``."""
     raised = x if min is None else torch.maximum(x, min)
     return raised if max is None else torch.minimum(raised, max)
 
 
 @decomposition(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
-    """What PyTorch's fusion of a sum with its activation leaves; of whole numbers, it cuts the factor to one."""
+    """relu(x + alpha * y), as PyTorch's fusion emits it. For integers it truncates ``alpha`` to an integer."""
     return torch.relu(torch.add(x, y, alpha=alpha if (x + y).is_floating_point() else int(alpha)))
 
 
 @decomposition(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
-    x, y = (z.to((x + y).dtype) for z in (x, y))  # a boolean has no magnitude
+    """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), in which no square overflows."""
+    x, y = (z.to((x + y).dtype) for z in (x, y))  # abs does not accept booleans
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    ratio = small / divisor(large)
+    ratio = small / replace_zero_by_one(large)
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
 @decomposition(aten.signbit.default, takes_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
-    """Minus zero has it too, but no quantized number is minus zero, and 1 / 0 has no scale."""
+    """Sign bit, which minus zero has too. No quantized number is minus zero, and no scale represents 1 / 0."""
     return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
 
 
 @decomposition(aten.copysign.Tensor, aten.copysign.Scalar, takes_quantized=True)
 def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
     """The magnitude of x with the sign of y."""
-    dtype = (x / y).dtype  # integers become floating-point numbers alike
+    dtype = (x / y).dtype  # the type to which integers are promoted
     x, y = x.to(dtype), y.to(dtype) if isinstance(y, Tensor) else torch.full((), y, dtype=dtype)
     return torch.where(signbit(y, quantized=quantized), -x.abs(), x.abs())
 
 
 @decomposition(aten.atan2.default)
 def atan2(y: Tensor, x: Tensor) -> Tensor:
-    """The angle of the point (x, y): the smaller coordinate by the larger one, mirrored into its eighth of the circle.
+    """Angle of the point (x, y): atan(smaller / larger coordinate), mirrored into the point's octant.
 
-    Infinity counts as the largest number, so that the quotient of two is 1.
+    Infinity is clamped to the largest finite number, so that inf / inf is 1.
     """
-    dtype = (y / x).dtype  # integers become floating-point numbers alike
+    dtype = (y / x).dtype  # the type to which integers are promoted
     x, y = x.to(dtype), y.to(dtype)
     across, up = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
     large = torch.maximum(across, up)
-    angle = torch.atan(torch.minimum(across, up) / divisor(large))
+    angle = torch.atan(torch.minimum(across, up) / replace_zero_by_one(large))
     angle = torch.where(up > across, math.pi / 2 - angle, angle)
     return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
 
 
 @decomposition(aten.angle.default)
 def angle(x: Tensor) -> Tensor:
-    """0 or pi, of a real number; not a number stays it."""
+    """Angle of a real number: 0 or pi; NaN stays NaN."""
     return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
 
 
@@ -228,7 +228,7 @@ def angle(x: Tensor) -> Tensor:
 def rrelu(
     x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Tensor:
-    """Outside training the slope is the middle of its range."""
+    """RReLU in eval mode: leaky ReLU with the mean slope."""
     if training:
         raise Unsupported("rrelu in training mode; call model.eval() before exporting")
     return F.leaky_relu(x, (lower + upper) / 2)
@@ -236,41 +236,46 @@ def rrelu(
 
 @decomposition(aten.rrelu_with_noise_functional.default)
 def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """What PyTorch makes of it where it replaces writes; ``noise`` is written to in training only."""
+    """The functionalized overload. ``noise`` is written only in training."""
     return rrelu(x, noise, *args), noise
 
 
 @decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
-    """Minus x at the target's class times the class's weight, and the weights' sum; by 1 their quotient, by 2 a sum."""
-    dim, kept = min(1, x.dim() - 1), target != ignored
-    places = torch.where(kept, target, 0)
-    weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places[None]][0], 0.0)
+    """Negative log-likelihood -x[target] * weight[target], and the sum of weights. Reduction 1: mean, 2: sum."""
+    dim, counted = min(1, x.dim() - 1), target != ignored
+    places = torch.where(counted, target, 0)
+    weights = counted.to(x.dtype) if weight is None else torch.where(counted, weight[places[None]][0], 0.0)
     picked = x.gather(dim, places.unsqueeze(dim)).squeeze(dim)
-    loss = -torch.where(kept, picked, 0.0) * weights  # what is ignored may be infinite
+    loss = -torch.where(counted, picked, 0.0) * weights  # ignored elements may be infinite
     total = weights.sum() if reduction or x.dim() == 1 else x.new_zeros(())
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
 
 
 @decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
-    """Of each class named before the first -1: by how much the others come nearer to it than 1; their mean, summed."""
+    """Sum of max(0, 1 - x[target] + x[other]) over targets and other classes, divided by the number of classes.
+
+    The targets are the classes before the first -1. Also returns which classes are targets.
+    """
     named = (target < 0).cumsum(-1) == 0
     places = torch.where(named, target, 0)
     classes = torch.arange(x.shape[-1], device=x.device)
-    its = ((places[..., None] == classes) & named[..., None]).any(-2).to(x.dtype)
-    margins = F.relu(1 - x.gather(-1, places)[..., None] + x[..., None, :]) * named[..., None] * (1 - its)[..., None, :]
+    is_target = ((places[..., None] == classes) & named[..., None]).any(-2).to(x.dtype)
+    margins = (
+        F.relu(1 - x.gather(-1, places)[..., None] + x[..., None, :]) * named[..., None] * (1 - is_target)[..., None, :]
+    )
     loss = margins.sum((-2, -1)) / x.shape[-1]
     if reduction == 0:
-        return torch.atleast_1d(loss), its  # of one list too: so PyTorch's shape rule has it, its kernel has none
-    return (loss.mean() if reduction == 1 else loss.sum()), its
+        return torch.atleast_1d(loss), is_target  # PyTorch's shape rule has [1], its kernel a scalar
+    return (loss.mean() if reduction == 1 else loss.sum()), is_target
 
 
 @decomposition(aten.multi_margin_loss.default)
 def multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
-    """Of each class but the target's: by how much it comes nearer to that than ``margin``, to the power p; the mean."""
+    """Sum over the other classes of max(0, margin - x[target] + x[other])**p, divided by the number of classes."""
     places = target.reshape(*x.shape[:-1], 1)
     others = torch.arange(x.shape[-1], device=x.device) != places
     margins = torch.where(others, F.relu(margin - x.gather(-1, places) + x), 0.0) ** p

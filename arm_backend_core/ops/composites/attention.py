@@ -1,4 +1,4 @@
-"""Attention."""
+"""Decompositions of attention: scaled dot product, fused inference layers, FlexAttention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-#: What stands for minus infinity in a mask that is going to be quantized. exp(-64) is nothing beside any score that
-#: counts, and a range of 64 leaves int16 steps of 0.002.
+#: Replaces minus infinity in a mask that will be quantized. exp(-64) is negligible, and a range of 64 has int16 steps
+#: of 0.002.
 QUANTIZABLE_LOWEST = -64.0
 
 
@@ -34,7 +34,7 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
     quantized: bool = False,
 ) -> Tensor:
-    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3; 0 for a query that may read no key."""
+    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3. A query that may read no key gives 0."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -75,9 +75,9 @@ def flash_attention(
     scale: float | None = None,
     quantized: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The core ATen form, and the logarithms of the sums of exp(scores): 0 for a query that may read no key.
+    """The core ATen operator: attention, and logsumexp of the scores, 0 for a query that may read no key.
 
-    PyTorch's own decomposition gives the weights in the place of these.
+    PyTorch's own decomposition returns the weights instead of logsumexp.
     """
     masked = query, key, value, attn_mask, dropout_p, is_causal
     scores, _ = _scores(query, key, attn_mask, is_causal, scale, quantized)
@@ -148,7 +148,7 @@ def multi_head_attention(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, None]:
-    """nn.MultiheadAttention's fused inference form, batch first; without the weights."""
+    """nn.MultiheadAttention's fused inference form, batch first. Returns None for the weights."""
     heads, weights, biases = [], qkv_weight.split(embed_dim), qkv_bias.split(embed_dim)
     for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
         projected = F.linear(x, weight, bias)
@@ -160,36 +160,43 @@ def multi_head_attention(
 def flex_attention(
     *tensors: Tensor, functions: tuple[GraphModule, ...], scale: float, count: int, read: Container[int]
 ) -> list[Tensor | None]:
-    """softmax(scores) @ value, log2 of the sums, and maxima over ln 2; None where not ``read``.
+    """FlexAttention: softmax(scores) @ value, log2 of the sum of exp(scores), and max(scores) / ln 2.
 
     Args:
-        tensors: query [batch, heads, L, E], key and value [batch or 1, heads or fewer, S, E], then what the functions
-            of scores and of the mask read beside their arguments, ``count`` for the first.
+        tensors: query [batch, heads, L, E], key and value [batch or 1, heads or fewer, S, E], then the tensors that the
+            score and mask functions capture.
+        functions: graphs of the score and the mask function.
+        scale: factor of query @ key^T.
+        count: number of captured tensors of the score function.
+        read: indices of the results that are used; None is returned for others.
     """
     (query, key, value, *buffers), (score, mask) = tensors, functions
     sizes = (*query.shape[:3], key.shape[2])
     places = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
-    result, all_seen = (function.graph.output_node().all_input_nodes[0] for function in functions)
-    no_mask = all_seen.target is aten.new_ones.default  # is there where none was given
-    seen = None if no_mask else _Vectorized(mask).run(*places, *buffers[count:])
+    result, mask_result = (function.graph.output_node().all_input_nodes[0] for function in functions)
+    no_mask = mask_result.target is aten.new_ones.default  # the mask function that stands for "no mask"
+    visible = None if no_mask else _VectorizedInterpreter(mask).run(*places, *buffers[count:])
     if result is next(iter(score.graph.nodes)) and not (1 in read or 2 in read):
-        return [F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True), None, None]
+        return [F.scaled_dot_product_attention(query, key, value, visible, scale=scale, enable_gqa=True), None, None]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-    scores = torch.matmul(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
-    scores = _Vectorized(score).run(scores, *places, *buffers[:count])
-    scores = scores if seen is None else torch.where(seen, scores, -math.inf)
-    weights = torch.softmax(scores, -1) if seen is None else aten._safe_softmax(scores, -1)
-    attended = torch.matmul(weights.to(query.dtype), value)
+    score_dtype = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = torch.matmul(query.to(score_dtype), key.to(score_dtype).transpose(-2, -1)) * scale
+    scores = _VectorizedInterpreter(score).run(scores, *places, *buffers[:count])
+    scores = scores if visible is None else torch.where(visible, scores, -math.inf)
+    weights = torch.softmax(scores, -1) if visible is None else aten._safe_softmax(scores, -1)
+    context = torch.matmul(weights.to(query.dtype), value)
     sums = torch.logsumexp(scores, -1) / math.log(2) if 1 in read else None
-    return [attended, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
+    return [context, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
 
 
-class _Vectorized(Interpreter):
-    """What is elementwise for each place is so for all of them; ``tensor[place]`` too, which is ``flat_apply``."""
+class _VectorizedInterpreter(Interpreter):
+    """Evaluates a function of one position on all positions at once: elementwise operators broadcast.
+
+    ``tensor[position]`` is a ``flat_apply`` node, which becomes an indexing with all positions.
+    """
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operator, or the index."""
+        """Call the operator; index the tensor for ``flat_apply``."""
         if target is not torch.ops.higher_order.flat_apply:
             return super().call_function(target, args, kwargs)
         _, _, function, table, *places = args

@@ -1,4 +1,4 @@
-"""Layers whose weights are codes and scales already, as ExecuTorch's own transformation of a model leaves them."""
+"""Decompositions of ExecuTorch's ``tosa_mxfp`` layers, whose weights are block-scaled codes and scales already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from arm_backend_core.ops.registry import foreign_decomposition
 from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
 _NAMES = {"f8e4m3": "fp8e4m3", "f8e5m2": "fp8e5m2", "fp6e2m3": "fp6e2m3", "fp6e3m2": "fp6e3m2", "f4e2m1": "fp4e2m1"}
-#: Bits of exponent and fraction, behind one of sign (OCP MX 1.0, section 5.3).
+#: Bits of exponent and fraction; one sign bit comes before them (OCP MX 1.0, section 5.3).
 _BITS = {"fp6e2m3": (2, 3), "fp6e3m2": (3, 2), "fp4e2m1": (2, 1)}
 
 
@@ -24,7 +24,7 @@ def linear(
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """x [.., IC], codes [1, OC, IC], scales [1, OC, IC / 32]; float32."""
-    weight, format = _weight(codes, scales, weight_payload_dtype)
+    weight, format = _dequantize_weight(codes, scales, weight_payload_dtype)
     result: Tensor = MX_LINEAR(x.float(), weight[0], bias, format)
     return result
 
@@ -43,27 +43,27 @@ def conv2d(
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """x [N, IC, H, W], codes [OC, KH, KW, IC], scales [OC, KH, KW, IC / 32]; float32."""
-    weight, format = _weight(codes, scales, weight_payload_dtype)
+    weight, format = _dequantize_weight(codes, scales, weight_payload_dtype)
     result: Tensor = MX_CONV2D(x.float(), weight.permute(0, 3, 1, 2), bias, stride, padding, dilation, format)
     return result
 
 
-def _weight(codes: Tensor, scales: Tensor, name: str) -> tuple[Tensor, str]:
-    """What codes and scales stand for; blocks that are made of it again are the same numbers."""
+def _dequantize_weight(codes: Tensor, scales: Tensor, name: str) -> tuple[Tensor, str]:
+    """The weight of codes and scales. Quantizing it again gives the same codes and scales."""
     plain = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2", torch.uint8: "f4e2m1"}
     format = _NAMES[name or plain[codes.dtype]]
-    numbers = _decoded(codes.int(), format) if format in _BITS else codes.float()
+    numbers = _decode(codes.int(), format) if format in _BITS else codes.float()
     return numbers * scales.float().repeat_interleave(BLOCK, -1), format
 
 
-def _decoded(codes: Tensor, format: str) -> Tensor:
-    if format == "fp4e2m1":  # two in a byte, the first in the low bits
+def _decode(codes: Tensor, format: str) -> Tensor:
+    if format == "fp4e2m1":  # two codes in a byte, the first in the low bits
         codes = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
-    return torch.tensor(_numbers(*_BITS[format]))[codes.long()]
+    return torch.tensor(_code_values(*_BITS[format]))[codes.long()]
 
 
-def _numbers(exponent: int, fraction: int) -> list[float]:
-    """The number of each code: 2**(e - bias) * 1.f, 2**(1 - bias) * 0.f for e = 0."""
+def _code_values(exponent: int, fraction: int) -> list[float]:
+    """The value of each code: 2**(e - bias) * 1.f, and 2**(1 - bias) * 0.f for e = 0 (subnormal)."""
     bias, steps = (1 << (exponent - 1)) - 1, 1 << fraction
     codes = [divmod(code, steps) for code in range(steps << exponent)]
     positive = [((steps if e else 0) + f) / steps * 2.0 ** (max(e, 1) - bias) for e, f in codes]

@@ -1,4 +1,6 @@
-"""Layers whose weight is computed while the program runs: targets want constants, but multiply any two matrices."""
+"""Layers whose weight is computed at run time, as matrix products: TOSA layers need constant weights, MATMUL does
+not.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arm_backend_core.ops.composites.windows import conv_transpose, sizes_of, taps_of, walk
+from arm_backend_core.ops.composites.windows import (
+    broadcast_sizes,
+    conv_transpose,
+    iterate_window_elements,
+    window_taps,
+)
 
 aten = torch.ops.aten
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` as a product of matrices; a vector has one output channel, which the result has no dimension for."""
+def linear_by_matmul(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` as a matrix product. A weight vector has one output channel, for which the result has no dimension."""
     result = torch.matmul(x, weight.t())
     return result if bias is None else result + bias
 
 
-def convolution(
+def convolution_by_matmul(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -29,37 +36,42 @@ def convolution(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Tensor:
-    """x [(N,) C, ...], weight [OC, C / groups, ...]: its matrix times the window of every output as a column."""
+    """x [(N,) C, ...], weight [OC, C / groups, ...]: im2col, then a matrix product."""
     kernel = list(weight.shape[2:])
-    stride, dilation = (sizes_of(values, len(kernel)) for values in (stride, dilation))
+    stride, dilation = (broadcast_sizes(values, len(kernel)) for values in (stride, dilation))
     if isinstance(padding, str):  # "same" puts the odd row or column after
         reach = [step * (size - 1) if padding == "same" else 0 for step, size in zip(dilation, kernel, strict=True)]
         pads = [(total // 2, total - total // 2) for total in reach]
     else:
-        pads = [(pad, pad) for pad in sizes_of(padding, len(kernel))]
+        pads = [(pad, pad) for pad in broadcast_sizes(padding, len(kernel))]
     x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
     batch, sizes = x.shape[: -len(kernel) - 1], x.shape[-len(kernel) :]
     window = list(zip(sizes, kernel, stride, dilation, strict=True))
-    out = [(size - apart * (reach - 1) - 1) // step + 1 for size, reach, step, apart in window]
-    taps = [taps_of(size, n, reach, step, 0, apart) for n, (size, reach, step, apart) in zip(out, window, strict=True)]
-    elements = torch.stack([element for element, _ in walk(x, torch.tensor(0), taps)], len(batch) + 1)
+    out = [(size - spacing * (reach - 1) - 1) // step + 1 for size, reach, step, spacing in window]
+    taps = [
+        window_taps(size, n, reach, step, 0, spacing)
+        for n, (size, reach, step, spacing) in zip(out, window, strict=True)
+    ]
+    elements = torch.stack(
+        [element for element, _ in iterate_window_elements(x, torch.tensor(0), taps)], len(batch) + 1
+    )
     columns = elements.reshape(*batch, groups, weight[0].numel(), -1)
     result = torch.matmul(weight.reshape(groups, -1, weight[0].numel()), columns).reshape(*batch, -1, *out)
     return result if bias is None else result + bias.reshape(-1, *[1] * len(kernel))
 
 
-def _any_convolution(
+def _dispatch_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, *transposed: Any
 ) -> Tensor:
     backwards, extra, groups = transposed
     if backwards:
         return conv_transpose(x, weight, bias, stride, padding, extra, groups, dilation)
-    return convolution(x, weight, bias, stride, padding, dilation, groups)
+    return convolution_by_matmul(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _norm(norm: Any) -> Callable[..., Tensor]:
+def _norm_rule(norm: Any) -> Callable[..., Tensor]:
     def rule(x: Tensor, of: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
-        """Standardized, then scaled; ``of`` are the trailing dimensions, or the number of groups."""
+        """Normalize, then scale and shift. ``of``: the normalized trailing dimensions, or the number of groups."""
         if norm is aten.rms_norm:
             y = aten.rms_norm(x, of, None, *rest[:1])
             return y if weight is None else y * weight
@@ -72,14 +84,18 @@ def _norm(norm: Any) -> Callable[..., Tensor]:
     return rule
 
 
-#: What stands for an operator whose operands from a place to another are computed.
+#: Operator -> (positions of weight and bias, replacement if an operand there is computed at run time).
 RULES: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
-    aten.linear.default: (slice(1, 2), product),
-    aten.convolution.default: (slice(1, 2), _any_convolution),
-    **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), (slice(1, 2), convolution)),
-    **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), (slice(1, 2), convolution)),
+    aten.linear.default: (slice(1, 2), linear_by_matmul),
+    aten.convolution.default: (slice(1, 2), _dispatch_convolution),
+    **dict.fromkeys(
+        (aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), (slice(1, 2), convolution_by_matmul)
+    ),
+    **dict.fromkeys(
+        (aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), (slice(1, 2), convolution_by_matmul)
+    ),
     **dict.fromkeys((aten.conv_transpose1d.default, aten.conv_transpose2d.input), (slice(1, 2), conv_transpose)),
-    aten.layer_norm.default: (slice(2, 4), _norm(aten.layer_norm)),
-    aten.group_norm.default: (slice(2, 4), _norm(aten.group_norm)),
-    aten.rms_norm.default: (slice(2, 3), _norm(aten.rms_norm)),
+    aten.layer_norm.default: (slice(2, 4), _norm_rule(aten.layer_norm)),
+    aten.group_norm.default: (slice(2, 4), _norm_rule(aten.group_norm)),
+    aten.rms_norm.default: (slice(2, 3), _norm_rule(aten.rms_norm)),
 }

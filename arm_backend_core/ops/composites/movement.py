@@ -1,4 +1,4 @@
-"""Elements that are moved, picked and replaced."""
+"""Decompositions of indexing, filling and scatter operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @decomposition(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """In a square of side n laid out flat, every (n + 1)-th element."""
+    """Every (n + 1)-th element of the flattened square of side n."""
     x = x.movedim((dim1, dim2), (-2, -1))
     x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
     side = min(x.shape[-2:])
@@ -36,10 +36,10 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 
 
 @decomposition(aten.unfold.default, aten.unfold_copy.default)
-def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension.
+def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Tensor.unfold: windows of ``size`` elements every ``step`` along ``dim``, in a new last dimension.
 
-    Rows of as many elements as divide both are picked together.
+    Runs of gcd(size, step) elements are indexed together.
     """
     if not x.dim():
         return x.reshape(1)
@@ -54,33 +54,34 @@ def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
-BEYOND_A_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
+OUT_OF_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
 
 
-def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
-    """Places in contiguous memory at the sums of multiples of the strides.
+def _strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
+    """Indices in contiguous memory of a strided view.
 
     Raises:
-        ModelError: they reach beyond x, a part of some memory. In a program it is a tensor of its own.
+        ModelError: the view reaches beyond x, which is a part of some memory in eager mode but a tensor of its own in
+            the program.
     """
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
     places = np.asarray(first + (np.indices(tuple(size)) * steps).sum(0))
     if not x.is_contiguous() or (places.size and (places.min() < 0 or places.max() >= x.numel())):
-        raise ModelError(BEYOND_A_VIEW)
+        raise ModelError(OUT_OF_VIEW)
     return places
 
 
 @decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Elements of contiguous memory as ``size`` and ``stride`` order them."""
-    places = torch.tensor(_strided(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
+    """A strided view of contiguous memory as an index_select."""
+    places = torch.tensor(_strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
     return torch.index_select(x.reshape(-1), 0, places).reshape(tuple(size))
 
 
 @decomposition(aten._reshape_alias.default, reads_memory=True)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A view with the strides given, which are those of a reshape as a rule."""
+    """A view with the given strides, which usually are those of a reshape."""
     shaped = x.reshape(tuple(size))
     return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
 
@@ -105,9 +106,9 @@ def embedding_bag(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, None, None, None]:
-    """Sum (mode 0), mean or maximum of the rows from each offset to the next, 0 of none; without the bookkeeping.
+    """Sum (mode 0), mean (1) or maximum (2) of the rows from each offset to the next; 0 for an empty bag.
 
-    A sum is a product with ones, for which the rows are finite.
+    Returns None for the bookkeeping results. A sum is a matrix product with 0 and 1, which needs finite rows.
     """
     places = torch.arange(len(indices), dtype=torch.int32)
     begun = places >= offsets.to(torch.int32).unsqueeze(-1)
@@ -129,8 +130,8 @@ def embedding_bag(
 
 @decomposition(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Elements of the flattened tensor."""
-    return aten.index(x.reshape(-1), [index])  # which counts from the end too
+    """Elements of the flattened tensor at ``index``."""
+    return aten.index(x.reshape(-1), [index])  # negative indices count from the end
 
 
 # -- filling ------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 
 @decomposition(aten.full_like.default)
 def full_like(x: Tensor, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
-    """A constant: nothing of x but its shape is read."""
+    """A constant. Only shape and dtype of x are used."""
     return torch.full(x.shape, value, dtype=dtype or x.dtype)
 
 
@@ -181,7 +182,7 @@ def fill(x: Tensor, value: float) -> Tensor:
 @decomposition(aten.fill.Tensor, aten.copy.default)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``source`` in the shape and type of x."""
-    return source.to(x.dtype).expand(x.shape).clone()  # memory of its own, which may be written to
+    return source.to(x.dtype).expand(x.shape).clone()  # separate memory, as the program may write to it
 
 
 # -- replacing ----------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def slice_scatter(
     *,
     quantized: bool = False,
 ) -> Tensor:
-    """x with ``source`` in the place of x[start:end:step] along ``dim``."""
+    """x with x[start:end:step] along ``dim`` replaced by ``source``."""
     size = x.shape[dim]
     places = range(size)[start:end:step]
     if not places:
@@ -212,13 +213,13 @@ def slice_scatter(
 
 @decomposition(aten.select_scatter.default)
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """x with ``source`` in the place of x[index] along ``dim``."""
+    """x with x[index] along ``dim`` replaced by ``source``."""
     place = index % x.shape[dim]
     return slice_scatter(x, source.unsqueeze(dim), dim, place, place + 1)
 
 
-def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
-    """x with the elements of ``source`` in the places of a view of contiguous memory."""
+def _scatter_into_view(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
+    """x with the elements of ``source`` written through a view of contiguous memory, as an index_select."""
     chosen = np.arange(x.numel()).reshape(x.shape)
     chosen.reshape(-1)[view(chosen).reshape(-1)] = x.numel() + np.arange(source.numel())
     elements = torch.cat([x.reshape(-1), source.to(x.dtype).reshape(-1)])
@@ -227,17 +228,17 @@ def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tenso
 
 @decomposition(aten.diagonal_scatter.default)
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """x with ``source`` in the place of a diagonal."""
-    return _written(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
+    """x with a diagonal replaced by ``source``."""
+    return _scatter_into_view(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
 
 
 @decomposition(aten.as_strided_scatter.default, reads_memory=True)
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    """x with ``source`` in the place of a view with these strides."""
-    places = _strided(x, size, stride, storage_offset)
-    return _written(x, source, lambda _: places)
+    """x with a strided view replaced by ``source``."""
+    places = _strided_indices(x, size, stride, storage_offset)
+    return _scatter_into_view(x, source, lambda _: places)
 
 
 @decomposition(aten.put.default, takes_quantized=True)
@@ -248,33 +249,33 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, q
 
 
 @decomposition(aten._unsafe_masked_index.default, takes_quantized=True)
-def masked_index(
+def unsafe_masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
-    """x[indices] where the mask holds, else ``fill``, whatever the indices are; these are limited as numbers."""
+    """x[indices] where the mask is true, else ``fill``. Any index is clamped to x, in a type that targets clamp."""
     if not x.numel():
-        raise Unsupported("indices of a tensor without elements; write it with torch.full")
-    number = torch.int32 if quantized else torch.float32  # which the FP profile has bounds for
+        raise Unsupported("indexing an empty tensor; write it with torch.full")
+    number = torch.int32 if quantized else torch.float32  # the FP profile clamps no integers
     limits = zip(indices, x.shape, strict=False)
     inside = [i if i is None else i.to(number).clamp(-n, n - 1).to(torch.int32) for i, n in limits]
-    return torch.where(mask, aten.index(x, inside), _like(x, fill))
+    return torch.where(mask, aten.index(x, inside), _as_scalar_of(x, fill))
 
 
-def _hits(index: Tensor, size: int) -> Tensor:
-    """[..., size]: whether an index, which may count from the end, names the place."""
+def _match_indices(index: Tensor, size: int) -> Tensor:
+    """One-hot mask [..., size] of indices, which may count from the end."""
     positions = torch.arange(size)
     return (index.unsqueeze(-1) == positions) | (index.unsqueeze(-1) == positions - size)
 
 
-def _last(hits: Tensor, dim: int, quantized: bool) -> Tensor:
-    """The last element along ``dim`` that hits, 0 where none does; counted in a type that targets compare."""
+def _last_match(hits: Tensor, dim: int, quantized: bool) -> Tensor:
+    """Last index along ``dim`` with a hit, 0 if there is none; computed in a type that targets can compare."""
     number = torch.int32 if quantized else torch.float32
     positions = torch.arange(hits.shape[dim], dtype=number)
-    return torch.where(hits, _along(positions, hits, dim), 0).amax(dim).to(torch.int32)
+    return torch.where(hits, _reshape_along(positions, hits, dim), 0).amax(dim).to(torch.int32)
 
 
-def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
-    """``places`` [size] so that it broadcasts with x along ``dim``."""
+def _reshape_along(places: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Reshape ``places`` [size] so that it broadcasts along ``dim`` of x."""
     return places.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
 
 
@@ -282,37 +283,40 @@ def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
-    return torch.where(_along(_hits(index.reshape(-1), size).any(0), x, dim), _like(x, value), x)
+    return torch.where(
+        _reshape_along(_match_indices(index.reshape(-1), size).any(0), x, dim), _as_scalar_of(x, value), x
+    )
 
 
-def _like(x: Tensor, value: Any) -> Tensor:
-    """A number as a scalar of x's type, which ``where`` would else widen."""
+def _as_scalar_of(x: Tensor, value: Any) -> Tensor:
+    """``value`` as a scalar of the type of x, as ``where`` would otherwise promote x."""
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
 
 @decomposition(aten.index_copy.default, takes_quantized=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
-    """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    """x with the rows of ``source`` at the indices along ``dim``; the last of equal indices wins."""
     if not index.numel():
         return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
-    hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
-    rows = torch.index_select(source, dim, _last(hits, 0, quantized))
-    return torch.where(_along(hits.any(0), x, dim), rows, x)
+    hits = _match_indices(index.reshape(-1), x.shape[dim])  # [rows of source, places]
+    rows = torch.index_select(source, dim, _last_match(hits, 0, quantized))
+    return torch.where(_reshape_along(hits.any(0), x, dim), rows, x)
 
 
 @decomposition(aten.index_add.default, takes_quantized=True)
 def index_add(
     x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, quantized: bool = False
 ) -> Tensor:
-    """x and the rows of ``source`` at the indices along ``dim``.
+    """x with the rows of ``source`` added at the indices along ``dim``.
 
-    Quantized, a product with ones where a row goes to a place; else, as 0 * inf is no number, a sum of what goes there.
+    Quantized: a matrix product with a one-hot matrix. Else a masked sum, as 0 * inf is NaN.
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
-    hits, rows = _hits(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)  # [rows, places], [..., rows]
+    # [rows, places] and [..., rows]
+    hits, rows = _match_indices(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
     if quantized and x.is_floating_point():
         added = torch.matmul(rows, hits.to(x.dtype))
     else:
@@ -324,34 +328,34 @@ def index_add(
 @decomposition(aten.scatter.value)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
-    hits, _ = _scattered(x, dim, index, x)
-    return torch.where(hits.any(-2).transpose(dim, -1), _like(x, value), x)
+    hits, _ = _match_scatter(x, dim, index, x)
+    return torch.where(hits.any(-2).transpose(dim, -1), _as_scalar_of(x, value), x)
 
 
 @decomposition(aten.scatter.src, takes_quantized=True)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
-    """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    """x with the elements of ``source`` at the indices along ``dim``; the last of equal indices wins."""
     if not index.numel():
         return x.clone()
-    hits, source = _scattered(x, dim, index, source)
-    chosen = torch.gather(source, -1, _last(hits, -2, quantized).to(torch.int64))
+    hits, source = _match_scatter(x, dim, index, source)
+    chosen = torch.gather(source, -1, _last_match(hits, -2, quantized).to(torch.int64))
     return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
 
 
 @decomposition(aten.scatter_add.default)
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """x and the elements of ``source`` at the indices along ``dim``."""
+    """x with the elements of ``source`` added at the indices along ``dim``."""
     return scatter_reduce(x, dim, index, source, "sum")
 
 
 @decomposition(aten.scatter.reduce, aten.scatter.value_reduce)
-def scatter_joined(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
-    """x joined with elements of ``source``, or with one number, by "add" or "multiply"."""
+def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
+    """x combined with elements of ``source``, or with a number, by "add" or "multiply"."""
     elements = source if isinstance(source, Tensor) else torch.full(index.shape, source, dtype=x.dtype)
     return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-#: What changes nothing when an operation takes it in, and the operation: on a dimension, and on two tensors.
+#: Reduction -> its neutral element, and its operation on a dimension and on two tensors.
 _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "sum": (0.0, torch.sum, torch.add),
     "prod": (1.0, torch.prod, torch.mul),
@@ -364,16 +368,16 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **how: bool
 ) -> Tensor:
-    """x joined with the elements of ``source`` at the indices along ``dim``."""
+    """x combined with the elements of ``source`` at the indices along ``dim``."""
     quantized = how.get("quantized", False)
     if not index.numel():
         return x.clone()
     if not x.is_floating_point() or (quantized and reduce == "prod"):
-        raise Unsupported(f"scatter_reduce '{reduce}' as it is called here; sums of floating-point tensors can be had")
+        raise Unsupported(f"scatter_reduce '{reduce}' of integers, or a quantized 'prod'; use floating-point sums")
     neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
-    worst = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None  # no scale has an infinity
+    worst = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None  # no scale represents infinity
     other = worst(source) if worst else neutral
-    hits, source = _scattered(x, dim, index, source)
+    hits, source = _match_scatter(x, dim, index, source)
     old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), other), -2)
     new = join(old, new) if include_self else new
     new = new if include_self and not worst else torch.where(hits.any(-2), new, old)
@@ -384,22 +388,22 @@ def scatter_reduce(
 
 @decomposition(aten.index_reduce.default, takes_quantized=True)
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
-    """x joined with the rows of ``source`` at the indices along ``dim``."""
-    places = _along(index.reshape(-1), source, dim).expand(source.shape)
+    """x combined with the rows of ``source`` at the indices along ``dim``."""
+    places = _reshape_along(index.reshape(-1), source, dim).expand(source.shape)
     return scatter_reduce(x, dim, places, source, reduce, **how)
 
 
-def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., elements, places]: whether an element goes to a place of ``dim``; and the elements, that dimension last.
+def _match_scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """Hit mask [..., elements, places] of a scatter along ``dim``, and the source elements with ``dim`` last.
 
-    Where the indices stand for a part of the other dimensions, nothing goes to the rest.
+    If the indices cover only a part of the other dimensions, the rest has no hits.
     """
     if not x.dim():
         raise Unsupported("scatter into a scalar; write it with torch.where")
     part = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
     rows, index = x.transpose(dim, -1).shape[:-1], index.transpose(dim, -1)
     pads = [n for have, want in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, want - have)]
-    hits = _hits(index, x.shape[dim])
+    hits = _match_indices(index, x.shape[dim])
     if any(pads):
         hits, part = F.pad(hits, [0, 0, 0, 0, *pads], value=False), F.pad(part, [0, 0, *pads])
     return hits, part
@@ -409,21 +413,21 @@ def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tens
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
 ) -> Tensor:
-    """x[..., index, ...] = values: a choice by a mask, or rows of the product of the indexed dimensions."""
+    """x[..., index, ...] = values: ``where`` for a mask, else index_copy along the flattened indexed dimensions."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    if given[0].dtype is torch.bool:
-        if len(given) > 1 or accumulate or (values.numel() != 1 and given[0].dim() != x.dim()):
-            raise Unsupported("several values at the places of a mask of some dimensions; write it with torch.where")
+    present = [index for index in indices if index is not None]
+    if present[0].dtype is torch.bool:
+        if len(present) > 1 or accumulate or (values.numel() != 1 and present[0].dim() != x.dim()):
+            raise Unsupported("index_put of several values by a mask of some dimensions; write it with torch.where")
         if values.numel() != 1:
-            return masked_scatter(x, given[0], values)
-        mask = given[0].reshape(given[0].shape + (1,) * (x.dim() - given[0].dim() - axes[0]))
+            return masked_scatter(x, present[0], values)
+        mask = present[0].reshape(present[0].shape + (1,) * (x.dim() - present[0].dim() - axes[0]))
         return torch.where(mask, values.reshape(()), x)
     if axes != list(range(axes[0], axes[-1] + 1)):
         order = [*axes, *(axis for axis in range(x.dim()) if axis not in axes)]
-        written = index_put(x.permute(order), given, values, accumulate, quantized=quantized)
+        written = index_put(x.permute(order), present, values, accumulate, quantized=quantized)
         return written.permute([order.index(axis) for axis in range(x.dim())])
-    first, *others = given
+    first, *others = present
     index = torch.remainder(first, x.shape[axes[0]]) if others else first
     for picked, axis in zip(others, axes[1:], strict=True):
         index = index * x.shape[axis] + torch.remainder(picked, x.shape[axis])
@@ -437,7 +441,7 @@ def index_put(
 
 @decomposition(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x with the elements of ``source``, one after the other, where the mask holds."""
+    """x with consecutive elements of ``source`` where the mask is true."""
     x, mask = torch.broadcast_tensors(x, mask)
     places = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
     elements = F.pad(source.reshape(-1), (0, max(x.numel() - source.numel(), 0)))

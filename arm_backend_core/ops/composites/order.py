@@ -1,4 +1,4 @@
-"""Extremes, order and sums along a dimension."""
+"""Decompositions of extremes, sorting, order statistics, cumulative operators and histograms."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from arm_backend_core.ops.registry import decomposition
 aten = torch.ops.aten
 
 
-def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first of equal elements. argmax takes no booleans; -x of the smallest integer would be itself."""
+def _arg_extreme(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
+    """Index of the first extreme. argmax takes no booleans; -x overflows for the smallest integer, ~x does not."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -24,43 +24,46 @@ def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tenso
 @decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amax(x, dim, keepdim), _first(x, dim, keepdim, largest=True)
+    return torch.amax(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=True)
 
 
 @decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amin(x, dim, keepdim), _first(x, dim, keepdim, largest=False)
+    return torch.amin(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Of equal elements the first, as in argmax."""
-    return _first(x, dim, keepdim, largest=False)
+    """Index of the smallest element, the first of equal ones as in argmax."""
+    return _arg_extreme(x, dim, keepdim, largest=False)
 
 
 @decomposition(aten.max.default)
 def max_all(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Maximum over all dimensions."""
     return torch.amax(x)
 
 
 @decomposition(aten.min.default)
 def min_all(x: Tensor) -> Tensor:
-    """Over all dimensions."""
+    """Minimum over all dimensions."""
     return torch.amin(x)
 
 
 @decomposition(aten.aminmax.default)
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Both, over all dimensions where none is named."""
+    """Minimum and maximum over ``dim``, all dimensions if None."""
     dims = [] if dim is None else [dim]
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """Where the first elements are that are not 0, [size, rank]: behind as many elements as see fewer before them."""
+    """Indices of the first ``size`` nonzero elements, [size, rank].
+
+    The flat index of the k-th one is the number of elements whose running count of nonzeros is below k.
+    """
     seen = torch.cumsum((x != 0).reshape(-1).int(), 0)
     place = (seen < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], place
@@ -71,15 +74,15 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return torch.where((place < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
 
 
-def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
+def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
+    """The k-th smallest element (k = ``rank``, from 1) along ``dim``, which is kept; NaN counts as the largest."""
     if not x.dim():
         return x, torch.zeros((), dtype=torch.int64)
     values, indices = torch.topk(x, rank, dim, largest=False)
     return values.narrow(dim, rank - 1, 1), indices.narrow(dim, rank - 1, 1)
 
 
-def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
@@ -87,105 +90,111 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """By topk, for which the CPU has a kernel, if not of truth values; its order of equal elements is no stable one."""
+    """Sort by topk, for which the CPU has a kernel, except for booleans. Its order of equal elements is not stable."""
     size, number = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         ones, indices = sort(x.to(number), dim, descending, stable=stable, quantized=quantized)
         return ones > 0, indices
     values, indices = torch.topk(x, size, dim, largest=descending)
     if stable:
-        few = x.dim() and size <= _FEW
-        return values, _ordered(x, dim, descending, number) if few else None
+        is_small = x.dim() and size <= _MAX_STABLE_SORT
+        return values, _stable_argsort(x, dim, descending, number) if is_small else None
     return values, indices
 
 
-#: Elements of which each is compared with all others.
-_FEW = 64
+#: Largest dimension for a stable sort, which compares each element with all others.
+_MAX_STABLE_SORT = 64
 
 
-def _ordered(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
-    """Where the elements are that stand first, second and so on, of equal ones the first; no numbers are largest."""
-    lined = x.transpose(dim, -1)
-    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
-    over, under = (other, this) if descending else (this, other)  # the other goes first where it is
+def _stable_argsort(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
+    """Stable argsort by rank: an element's rank is the number of elements before it. NaN counts as the largest."""
+    last = x.transpose(dim, -1)
+    this, other = last.unsqueeze(-1), last.unsqueeze(-2)
+    over, under = (other, this) if descending else (this, other)  # true where the other element goes first
     ahead, behind = over > under, over < under
     if x.is_floating_point():
         ahead, behind = ahead | ((over != over) & (under == under)), behind | ((over == over) & (under != under))
-    count = lined.shape[-1]
+    count = last.shape[-1]
     earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
     rank, places = (ahead | (~behind & earlier)).to(number).sum(-1, dtype=number), torch.arange(count, dtype=number)
-    found = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
-    return found.to(torch.int32).to(torch.int64).transpose(dim, -1)
+    indices = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
+    return indices.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
 
 @decomposition(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Of equal elements PyTorch names any, and so does this; here and below."""
-    return _kept(_at(x, dim, k), dim, keepdim)
+    """k-th smallest element and its index. The index of equal elements is arbitrary as in PyTorch, here and below."""
+    return _apply_keepdim(_kth_smallest(x, dim, k), dim, keepdim)
 
 
 @decomposition(aten.median.dim, takes_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """Of an even number of elements the lower one in the middle; NaN where there is one."""
-    value, index = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
+    """Median, the lower one for an even number of elements; NaN if there is one."""
+    value, index = _kth_smallest(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
     if x.is_floating_point() and not quantized and x.dim():
         unknown = torch.where(x != x, 1.0, 0.0)
         some = torch.any(x != x, dim, keepdim=True)
         value, index = torch.where(some, math.nan, value), torch.where(some, unknown.argmax(dim, keepdim=True), index)
-    return _kept((value, index), dim, keepdim)
+    return _apply_keepdim((value, index), dim, keepdim)
 
 
 @decomposition(aten.mode.default, takes_quantized=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """The least of the elements that most others equal, and the last place where it is."""
+    """The smallest of the most frequent elements, and its last index."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
-    lined, number = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
-    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
-    count = (this == other).to(number).sum(-1, dtype=number)
-    most = count == count.amax(-1, keepdim=True)
-    # By place, as a chosen value would have another scale than x: PyTorch names the last.
-    least = most & ~((other < this) & most.unsqueeze(-2)).any(-1)
-    places = torch.where(least, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
+    last, dtype = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
+    this, other = last.unsqueeze(-1), last.unsqueeze(-2)
+    count = (this == other).to(dtype).sum(-1, dtype=dtype)
+    is_most_frequent = count == count.amax(-1, keepdim=True)
+    # Selected by index, as a selected value would have another scale than x. PyTorch returns the last index.
+    is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
+    places = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     places = places.to(torch.int32).to(torch.int64)
-    found = torch.gather(lined, -1, places).transpose(dim, -1), places.transpose(dim, -1)
-    return _kept(found, dim, keepdim)
+    result = torch.gather(last, -1, places).transpose(dim, -1), places.transpose(dim, -1)
+    return _apply_keepdim(result, dim, keepdim)
 
 
 @decomposition(aten.quantile.scalar, takes_quantized=True)
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
-    """Between the elements whose ranks are around q * (count - 1), which PyTorch computes in x's type."""
-    lined, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
-    rank = float(torch.tensor(q, dtype=lined.dtype) * (lined.shape[axis] - 1))
-    whole: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
-    weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in whole else rank % 1
-    first = whole.get(interpolation, math.floor)(rank)
-    found, _ = _at(lined, axis, first + 1)
+    """Interpolate between the elements of the ranks around q * (count - 1), which PyTorch computes in the type of x."""
+    values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
+    rank = float(torch.tensor(q, dtype=values.dtype) * (values.shape[axis] - 1))
+    rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
+    weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in rounding else rank % 1
+    first = rounding.get(interpolation, math.floor)(rank)
+    value, _ = _kth_smallest(values, axis, first + 1)
     if weight:
-        found = found * (1 - weight) + _at(lined, axis, first + 2)[0] * weight
+        value = value * (1 - weight) + _kth_smallest(values, axis, first + 2)[0] * weight
     if not how["quantized"]:
-        found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
-    kept = [1] * x.dim() if keepdim else []
-    return found.reshape(kept) if lined.dim() != x.dim() or dim is None else found if keepdim else found.squeeze(axis)
+        value = torch.where((values != values).any(axis, keepdim=True), math.nan, value)
+    kept_shape = [1] * x.dim() if keepdim else []
+    return (
+        value.reshape(kept_shape)
+        if values.dim() != x.dim() or dim is None
+        else value
+        if keepdim
+        else value.squeeze(axis)
+    )
 
 
 @decomposition(aten.median.default)
 def median(x: Tensor) -> Tensor:
-    """Over all dimensions."""
-    return torch.median(_line(x), 0)[0]
+    """Median over all dimensions."""
+    return torch.median(_flatten_nonempty(x), 0)[0]
 
 
-def _line(x: Tensor) -> Tensor:
+def _flatten_nonempty(x: Tensor) -> Tensor:
     if not x.numel():
-        raise Unsupported("the median of a tensor without elements")
+        raise Unsupported("the median of an empty tensor")
     return x.reshape(-1)
 
 
 @decomposition(aten.nanmedian.dim, takes_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
-    """The same of what is a number: that comes first in order where NaN counts as infinity."""
+    """Median of the elements that are not NaN. With NaN replaced by infinity these come first in order."""
     if quantized or not x.is_floating_point() or not x.dim():
         return median_dim(x, dim, keepdim, quantized=quantized)
     known = x == x
@@ -205,10 +214,10 @@ def nanmean(
     dtype: torch.dtype | None = None,
     quantized: bool = False,
 ) -> Tensor:
-    """Mean of what is a number."""
+    """Mean of the elements that are not NaN."""
     dims = list(range(x.dim())) if not dim else list(dim)
     x = x.to(dtype or x.dtype)
-    if quantized:  # integers are
+    if quantized:  # quantized values are never NaN
         return torch.mean(x, dims, keepdim)
     known = x == x
     return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
@@ -216,20 +225,20 @@ def nanmean(
 
 @decomposition(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Tensor:
-    """Over all dimensions."""
-    return torch.nanmedian(_line(x), 0)[0]
+    """Median of the elements that are not NaN, over all dimensions."""
+    return torch.nanmedian(_flatten_nonempty(x), 0)[0]
 
 
-def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
-    """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
+def _count_below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
+    """Number of ``boundaries`` (last dimension) below x, or with ``right`` at most x; all of them for NaN."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
 @decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
-    """boundaries [N], x of any shape."""
-    return _below(boundaries, x.unsqueeze(-1), out_int32, right)
+    """Index of the bucket of each element of x; boundaries [N]."""
+    return _count_below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
 @decomposition(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -242,19 +251,19 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """boundaries [N] or [..., N], x [..., M]; or a number, for boundaries [N]."""
+    """Insertion index of x [..., M] in sorted boundaries [N] or [..., N]; x may be a number for boundaries [N]."""
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
-    wanted = x.unsqueeze(-1) if isinstance(x, Tensor) else x
-    return _below(boundaries, wanted, out_int32, right or side == "right")
+    expanded = x.unsqueeze(-1) if isinstance(x, Tensor) else x
+    return _count_below(boundaries, expanded, out_int32, right or side == "right")
 
 
 @decomposition(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
-    """Whether each x is among the elements of ``known``."""
-    found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
-    return ~found if invert else found
+    """Whether each element of x is in ``known``."""
+    is_member = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
+    return ~is_member if invert else is_member
 
 
 def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -269,16 +278,16 @@ decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction
 decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
 
 
-#: CONCAT takes so many.
-_MOST_PRODUCTS = 64
+#: Largest number of operands of CONCAT.
+_MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
+    """Sequential products, as 0 times an overflowed product is NaN. Quantized or many elements use a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
-    if quantized or not 1 < size <= _MOST_PRODUCTS:
-        return _cumulative(x, dim, dtype, torch.mul)
+    if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
+        return _prefix_scan(x, dim, dtype, torch.mul)
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
@@ -288,39 +297,42 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
 
 @decomposition(aten.cumsum.default, takes_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
+    """Quantized: a matrix product with a triangle of ones, which rounds once. Else a prefix scan."""
     if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
-    return _cumulative(x, dim, dtype, torch.add)
+    return _prefix_scan(x, dim, dtype, torch.add)
 
 
 @decomposition(aten.logcumsumexp.default)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """ln of the cumulative sum of exp(x), each step without overflow."""
-    return _cumulative(x, dim, x.dtype, torch.logaddexp)
+    """ln of the cumulative sum of exp(x), by a prefix scan of logaddexp, which does not overflow."""
+    return _prefix_scan(x, dim, x.dtype, torch.logaddexp)
 
 
-def _extremes(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _cumulative_extreme(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def both(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
-        """The extreme so far and where it was met last: the last place at which an element is the extreme so far."""
-        values, number = _cumulative(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
+        """Running extreme, and the last index at which an element equals the running extreme."""
+        values, number = _prefix_scan(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
         if not x.dim():
             return values, torch.zeros((), dtype=torch.int64)
         places = torch.arange(x.shape[dim], dtype=number)
         places = places.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
         met = torch.where((x == values) | (x != x), places, 0)
-        return values, _cumulative(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
+        return values, _prefix_scan(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
 
     return both
 
 
-decomposition(aten.cummax.default, takes_quantized=True)(_extremes(torch.maximum))
-decomposition(aten.cummin.default, takes_quantized=True)(_extremes(torch.minimum))
+decomposition(aten.cummax.default, takes_quantized=True)(_cumulative_extreme(torch.maximum))
+decomposition(aten.cummin.default, takes_quantized=True)(_cumulative_extreme(torch.minimum))
 
 
-def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
-    """log2(n) steps: each joins what lies 1, 2, 4, ... elements before, so that infinity stays where it is."""
+def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
+    """Prefix scan (Hillis-Steele): log2(n) steps, each joining with the element 1, 2, 4, ... positions before.
+
+    Unlike a matrix product, it does not turn elements before an infinity into NaN.
+    """
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()
@@ -334,16 +346,16 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
 
 @decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
-    """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
-    flat, all_of_them = x.reshape(-1, 1), min == max
-    low, high = (torch.amin(flat), torch.amax(flat)) if all_of_them else (min, max)
-    if quantized:  # numbers of parts have a scale, which no two need to share: elements are compared with the edges
+    """Count the elements in each of ``bins`` equal parts of [min, max]; if both are 0, of the range of x."""
+    flat, use_data_range = x.reshape(-1, 1), min == max
+    low, high = (torch.amin(flat), torch.amax(flat)) if use_data_range else (min, max)
+    if quantized:  # quantized bin numbers are inexact, so elements are compared with the edges
         edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
-        first, beyond = (flat >= flat, flat != flat) if all_of_them else (flat >= low, flat > high)
+        first, beyond = (flat >= flat, flat != flat) if use_data_range else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
         inside = torch.cat([first, *between], 1) & ~torch.cat([*between, beyond], 1)
         return inside.to(x.dtype).sum(0)
-    if all_of_them:
+    if use_data_range:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
     place = torch.floor((flat - low) * (bins / (high - low)))
@@ -353,7 +365,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 
 @decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
-    """How many elements, or their weights' sum, are from each edge to the next; no weight counts that is not there."""
+    """Count the elements (or sum their weights) between neighbouring edges; weights of outside elements are ignored."""
     flat = x.reshape(-1, 1)
     reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
     inside = reached[:, :-1] & ~reached[:, 1:]
@@ -362,13 +374,13 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
 
 
 @decomposition(aten.histogram.bin_ct)
-def histogram_of_parts(
+def histogram_of_equal_bins(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:
-    """Of equal parts of [low, high], or of what the elements span; of equal elements one to each side."""
+    """Histogram of equal bins over ``range``, else over the range of x, widened by 0.5 on each side if it is empty."""
     range = range or ((0.0, 1.0) if x.numel() == 0 else None)
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
-    apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)
-    low, high = low - apart, high + apart
+    margin = torch.where(low == high, 0.5, 0.0).to(x.dtype)
+    low, high = low - margin, high + margin
     edges = low + (high - low) * (torch.arange(bins, dtype=x.dtype) / bins)
     return histogram(x, torch.cat([edges, high.reshape(1)]), **how)

@@ -1,4 +1,4 @@
-"""Matrix products whose result or operands have a type of their own, and those of groups of rows."""
+"""Decompositions of matrix products with other result or operand types, and of grouped matrix products."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ aten = torch.ops.aten
 
 
 @decomposition(aten.mm.dtype, aten.bmm.dtype)
-def wide_product(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
-    """The product in another type than that of the operands."""
+def matmul_in_dtype(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """Matrix product in another type than that of the operands."""
     return torch.matmul(x.to(out_dtype), y.to(out_dtype))
 
 
 @decomposition(aten.addmm.dtype)
-def wide_sum(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * x + alpha * a @ b; PyTorch's own decomposition takes the type for ``beta``."""
-    return x.to(out_dtype) * beta + wide_product(a, b, out_dtype) * alpha
+def addmm_in_dtype(
+    x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """beta * x + alpha * a @ b; PyTorch's own decomposition takes ``out_dtype`` for ``beta``."""
+    return x.to(out_dtype) * beta + matmul_in_dtype(a, b, out_dtype) * alpha
 
 
 @decomposition(aten._weight_int8pack_mm.default)
-def int8_weight_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """x [M, K] times a weight [N, K] of int8 with a scale for each of N."""
+def int8_weight_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """x [M, K] @ weight^T for an int8 weight [N, K] with a scale for each of N."""
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
 @decomposition(aten._scaled_mm.default)
-def scaled_product(
+def scaled_mm(
     x: Tensor,
     y: Tensor,
     scale_a: Tensor,
@@ -43,26 +45,26 @@ def scaled_product(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> Tensor:
-    """x @ y of 8 bits of floating point, times one scale of each, or one for each row and column, plus the bias."""
+    """FP8 x @ y, times per-tensor scales (or per row of x and column of y), plus the bias."""
     total = torch.matmul(x.float(), y.float()) * scale_a * scale_b
     return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
 
 
-@foreign_decomposition("transformers::grouped_mm_fallback")  # its mixtures of experts, exported
+@foreign_decomposition("transformers::grouped_mm_fallback")  # exported mixtures of experts
 @decomposition(aten._grouped_mm.default)
-def grouped_product(
+def grouped_mm(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Tensor:
-    """Rows of x [M, K] up to each of ``offs`` [G] times a weight of their own, [G, K, N]: experts of a mixture.
+    """Grouped matrix product (mixture of experts): rows offs[g - 1] to offs[g] of x [M, K] times weight[g].
 
-    All rows are multiplied by all weights, as shapes do not depend on values.
+    ``offs`` is [G], ``weight`` [G, K, N]. All rows are multiplied by all weights, as shapes cannot depend on values.
     """
     if offs is None:
         return torch.bmm(x, weight)
     if x.dim() != 2 or weight.dim() != 3:
-        raise Unsupported("grouped products of groups of columns")
+        raise Unsupported("a grouped matrix product over groups of columns; only groups of rows are supported")
     row = torch.arange(len(x), dtype=offs.dtype)[:, None]
     result = torch.zeros((len(x), weight.shape[-1]), dtype=x.dtype)
-    for group in range(len(weight))[::-1]:  # the last first: an earlier group takes the rows before its end
+    for group in range(len(weight))[::-1]:  # last group first: an earlier group overwrites the rows before its end
         result = torch.where(row < offs[group], torch.mm(x, weight[group]), result)
     return result

@@ -1,4 +1,4 @@
-"""Normalization: rows less their mean, divided by their deviation."""
+"""Integer layer, RMS, group and instance normalization: (x - mean) / sqrt(variance + eps)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
-from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.fixed_point.elementary_functions import rsqrt, sqrt
+from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I32 = DType.INT32
-_LONG_ROW = 1024  # elements up to which the rounding of an Energy's terms is at most 2**-9 of it
+_LONG_ROW = 1024  # up to so many elements, rounding the terms of an Energy costs at most 2**-9 of it
 
 
 def layer_norm(
@@ -32,24 +32,25 @@ def layer_norm(
     *,
     centre: bool = True,
 ) -> Value:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``; without ``centre`` the mean is taken as 0.
+    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``.
 
-    ``weight`` and ``bias`` are real, of the shape of these axes.
+    Without ``centre`` the mean counts as 0 (RMS norm). ``weight`` and ``bias`` are real numbers with the shape of the
+    axes.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
     rows = ReductionView.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
-    gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
-    return rows.restore(_affine(_standardized(rows, eps, out, centre=centre), gain, offset, out))
+    gain, offset = (None if p is None else rows.broadcast_weights(p) for p in (weight, bias))
+    return rows.restore(_apply_affine(_standardize(rows, eps, out, centre=centre), gain, offset, out))
 
 
 def group_norm(
     b: Builder, x: Value, q: QParams, groups: int, weight: Array | None, bias: Array | None, eps: float, out: QParams
 ) -> Value:
-    """x [N, C, ...] normalized over C / groups channels and all positions; ``weight`` and ``bias`` [C].
+    """Normalize x [N, C, ...] over C / groups channels and all positions; ``weight`` and ``bias`` [C].
 
-    Instance normalization is ``groups`` = C.
+    Instance normalization has ``groups`` = C.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -57,49 +58,50 @@ def group_norm(
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
     rows = ReductionView.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
-    spread = _standardized(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
+    standardized = _standardize(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
     gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
-    return b.reshape(_affine(spread, gain, offset, out), x.shape)
+    return b.reshape(_apply_affine(standardized, gain, offset, out), x.shape)
 
 
-def _affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
-    """x * weight + bias in int32, then the result's parameters.
+def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
+    """x * weight + bias in int32, converted to the result's parameters.
 
-    The product has 31 bits less (with 38, NPUs round some otherwise), and the bias is rounded to its step. An int16
-    result's step is fine enough for both roundings: Ethos-U55 narrows a sum on its way; to scale it costs 1.25 cycles.
+    MUL drops 31 bits of the product (NPUs round differently if it drops 38), and the bias is rounded to the product's
+    scale. With a bias and an int16 result, that scale is at least the result's, which is fine enough for both
+    roundings: Ethos-U55 then narrows the sum on its way, while scaling it costs 1.25 cycles.
     """
     if weight is None and bias is None:
-        return x.to(out)
+        return x.requantize(out)
     factors = np.ones((1,) * x.value.rank) if weight is None else weight
     peak = max(float(np.abs(factors).max()), 1e-30)
-    if bias is not None:  # a bias beyond what x * weight can reach coarsens the step
+    if bias is not None:  # a bias beyond the range of x * weight needs a coarser scale
         peak = max(peak, float(np.abs(bias).max()) / (x.scale * (1 << 30)))
     step = max(2.0 * peak * x.scale, float(out.scale) if bias is not None and out.dtype is DType.INT16 else 0.0)
     unit = step / x.scale * 2.0**-31
-    y = x.times(FixedPoint.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
+    y = x.mul(FixedPoint.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
     if bias is not None:
         y = y + FixedPoint.const(x.b, np.rint(bias / y.scale).astype(np.int64), I32, y.scale)
-    return y.to(out)
+    return y.requantize(out)
 
 
-def _standardized(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
+def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
-    floor = eps / rows.x.scale**2  # eps in squared steps of x
+    floor = eps / rows.x.scale**2  # eps in units of squared steps of x
     if floor > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
-        return _scaled_deviation(rows, eps, centre=centre)
+        return _standardize_by_eps(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
-        return _standardized_int8(rows, floor, centre=centre)
+        return _standardize_int8(rows, floor, centre=centre)
     energy = Energy.of(rows, centre=centre, floor=floor)
-    v = (energy.squares + energy.scaled(floor)).maximum(1)
-    # c / sqrt(sum(c * c)) is 1 at most.
-    y = energy.shifted.times(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
+    v = (energy.squares + energy.scaled_floor(floor)).maximum(1)
+    # abs(c) / sqrt(sum(c * c)) is at most 1.
+    y = energy.shifted.mul(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
     return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
 
 
-def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
-    """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
+def _standardize_by_eps(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
+    """(x - mean) / sqrt(eps), for an x of so small a scale (as of zeros alone) that eps exceeds any variance."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
-    x = rows.x.with_scale(1.0).widened(bits)
+    x = rows.x.with_scale(1.0).mul_power_of_two(bits)
     if centre:
         x = x - rows.mean(bits).with_scale(x.scale)
     elif rows.zero_point:
@@ -110,50 +112,49 @@ def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> Fixed
 # -- int8 ----------------------------------------------------------------------------------------------------
 
 
-def squares_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
-    """Sum of (x - mean)**2 (or of (x - zero point)**2) in units of 2**-bits, and the sum of x.
+def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
+    """Sum of (x - mean)**2, or of (x - zero point)**2, with ``bits`` fractional bits; and the sum of x.
 
-    From whole numbers: Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a
-    64-bit product inside MUL; the mean's rounding moves the result by n * 2**-16 at most, so flat rows come
-    out right too. By Cauchy and Schwarz Q >= S * S / n but for that rounding.
+    Computed as Q - S * S / n from integers, with Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the
+    mean in Q22, a 64-bit product inside MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows
+    of nearly equal elements are accurate too. By Cauchy-Schwarz, Q >= S * S / n except for that rounding.
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
-    up = bits + round(math.log2(squares.scale))  # a sum of parts may count in larger steps
-    scaled = squares.shifted_left(up) if up > 0 else squares.shifted_right(-up) if up else squares
+    shift = bits + round(math.log2(squares.scale))  # a sum of several parts may have a larger scale
+    scaled = squares.shift_left(shift) if shift > 0 else squares.shift_right(-shift) if shift else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
-        difference = scaled - total.times(mean22, 22 - bits)
-        return difference.within(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
+        difference = scaled - total.mul(mean22, 22 - bits)
+        return difference.assume_range(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
     unit = 2.0**-bits
-    times = -2 * rows.zero_point
-    cross = (total.times(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).with_scale(unit)
+    factor = -2 * rows.zero_point
+    cross = (total.mul(factor << bits) if bits >= 0 else total.rescale(I32, factor * 2.0**bits)).with_scale(unit)
     square = scaled + cross + round(n * rows.zero_point**2 * 2.0**bits)
-    return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
+    return square.assume_range(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
-def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
+def _standardize_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
     """x * g - mean * g with g = rsqrt(V) and V = n * (variance + eps) * 2**bits, exact, below 2**30.
 
-    V >= 2**(bits - 1) wherever a row is not constant, so x * g < 2**(37 - bits / 2); the products are shifted
-    to 30 bits. Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which leaves 16 bits below
-    one for n = 1024.
+    V >= 2**(bits - 1) unless a row is constant, so x * g < 2**(37 - bits / 2). The products are shifted to 30 bits.
+    Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which has 16 fractional bits for n = 1024.
     """
     n, x = rows.n, rows.x.with_scale(1.0)
     bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
-    squares, total = squares_int8(rows, bits, centre=centre)
+    squares, total = sum_squared_deviations_int8(rows, bits, centre=centre)
     v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
-    product = x.widened(6).times(g, shift + 6)
+    product = x.mul_power_of_two(6).mul(g, shift + 6)
     if centre:
         mean = total.with_scale(n).rescale(I32, (1 << 13) / n)
-        product = product - mean.times(g, shift + 13).with_scale(product.scale)
+        product = product - mean.mul(g, shift + 13).with_scale(product.scale)
     elif rows.zero_point:
-        product = product - g.like(rows.zero_point << 6).times(g, shift + 6).with_scale(product.scale)
+        product = product - g.full_like(rows.zero_point << 6).mul(g, shift + 6).with_scale(product.scale)
     scale = math.sqrt(n * 2.0**bits) * 2.0 ** (shift - 29)
-    peak = math.ceil(1.01 * math.sqrt(n) / scale) + (1 << 16)  # |x - mean| <= sqrt(n) * deviation, and roundings
-    return product.within(-peak, peak).with_scale(scale)
+    peak = math.ceil(1.01 * math.sqrt(n) / scale) + (1 << 16)  # |x - mean| <= sqrt(n) * deviation, plus rounding
+    return product.assume_range(-peak, peak).with_scale(scale)
 
 
 # -- int16 ---------------------------------------------------------------------------------------------------
@@ -161,16 +162,21 @@ def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fi
 
 @dataclass(frozen=True)
 class Energy:
-    """Sum of squares along rows of int16, which would not fit: each row is first shifted to full scale.
+    """Sum of squares along rows of int16 in block floating point, as the exact sum would exceed int32.
 
-    c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift`` brings A into [2**28, 2**29).
-    Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to multiples of 2**drop.
-    In long rows, whose terms would be few such multiples, M * A takes the place of A * A, M = max(abs(c)). Where
-    ``bits`` is negative A and M are taken of what is rounded, and c << shift of what is not.
+    Each row has an exponent of its own. c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift``
+    brings A into [2**28, 2**29). Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to
+    multiples of 2**drop. In rows of more than _LONG_ROW elements the terms would be too few such multiples: there M * A
+    replaces A * A, with M = max(abs(c)). If ``bits`` is negative, A and M are computed from the rounded c, but c <<
+    shift from the unrounded one.
 
     Attributes:
         shifted: c << shift.
-        squares: sum(shifted**2) >> drop; below 2**29 and a rounding for each element.
+        shift: left shift of each row.
+        squares: sum(shifted**2) >> drop; at most 2**29 plus 1 (rounding) for each element.
+        bits: fractional bits of c.
+        drop: bits that are dropped from each square.
+        n: elements of a row.
     """
 
     shifted: FixedPoint
@@ -182,56 +188,57 @@ class Energy:
 
     @classmethod
     def of(cls, rows: ReductionView, *, centre: bool, floor: float = 0.0) -> Energy:
-        """Energy about the mean, or about zero, where ``floor`` squared steps of x for each element can be added.
+        """Energy about the mean or about zero, with room to add ``floor`` squared steps of x for each element.
 
-        With 2**16 elements and a floor of 2**46, beyond which no norm asks for it, ``bits`` is -4.
+        Normalization needs a floor of at most 2**46. With that and 2**16 elements, ``bits`` is -4.
         """
         n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
-        exponent, _ = _amount(n, floor)
+        exponent, _ = _mantissa_and_exponent(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
-        most = min(28, -(exponent + 2 * bits - drop) // 2)
-        more = 2 - bits if bits < 0 and most >= 2 - bits else 0  # what ``shift`` can do without
-        fine = x.widened(bits + more)
+        max_shift = min(28, -(exponent + 2 * bits - drop) // 2)
+        # Fractional bits of ``fine`` beyond those of c
+        extra_bits = 2 - bits if bits < 0 and max_shift >= 2 - bits else 0
+        fine = x.mul_power_of_two(bits + extra_bits)
         if centre and bits < 0:
-            fine = fine - rows.mean(bits + more)
+            fine = fine - rows.mean(bits + extra_bits)
         elif centre:
             total = rows.sum_of(fine)
             fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
-        c = fine.shifted_right(more) if more else fine
-        shift = _places(abs(c), rows, bool(more)).minimum(most).maximum(more)
-        shifted = fine.with_scale(1.0).shifted_left(shift - more, 1 << 29)
-        squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
+        c = fine.shift_right(extra_bits) if extra_bits else fine
+        shift = _normalizing_shift(abs(c), rows, bool(extra_bits)).minimum(max_shift).maximum(extra_bits)
+        shifted = fine.with_scale(1.0).shift_left(shift - extra_bits, 1 << 29)
+        squares = rows.sum_of(shifted.mul(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
-    def scaled(self, floor: float) -> FixedPoint:
-        """n * floor in the units of ``squares``: a mantissa that follows the shift of each row."""
-        exponent, mantissa = _amount(self.n, floor)
+    def scaled_floor(self, floor: float) -> FixedPoint:
+        """n * floor in the units of ``squares``: a mantissa, shifted by the exponent of each row."""
+        exponent, mantissa = _mantissa_and_exponent(self.n, floor)
         exponent += 2 * self.bits - self.drop
-        falls = self.shift.like(-exponent) - (self.shift + self.shift)
-        falls = falls.minimum(31).maximum(0)
-        whole = FixedPoint.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
-        return whole.shifted_right(falls).with_scale(self.squares.scale)
+        right_shift = self.shift.full_like(-exponent) - (self.shift + self.shift)
+        right_shift = right_shift.minimum(31).maximum(0)
+        mantissas = FixedPoint.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
+        return mantissas.shift_right(right_shift).with_scale(self.squares.scale)
 
     def root(self) -> FixedPoint:
-        """sqrt(sum(c * c)) in steps of x."""
-        root = sqrt(self.squares.with_scale(1.0))  # 2**shift times as much, in steps of c
-        return root.shifted_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
+        """sqrt(sum(c * c)) at the scale of x."""
+        root = sqrt(self.squares.with_scale(1.0))  # times 2**shift, at the scale of c
+        return root.shift_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
-def _places(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
-    """By how many bits to shift rows of abs(c), each element up to one more if ``rounded``."""
+def _normalizing_shift(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
+    """Left shift of each row from its abs(c); if ``rounded``, each element may be larger by one."""
     total = rows.sum_of(size, peak=1 << 29)
     zeros = (total + rows.n if rounded else total).leading_zeros()
     if rows.n <= _LONG_ROW:
         return zeros - 3
-    most = rows.max_of(size)
-    both = zeros + (most + 1 if rounded else most).leading_zeros()
-    return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
+    peak = rows.max_of(size)
+    both = zeros + (peak + 1 if rounded else peak).leading_zeros()
+    return (both - 8).maximum(0).shift_right(both.full_like(1))  # (both - 7) // 2, so that M * A is below 2**57
 
 
-def _amount(n: int, floor: float) -> tuple[int, int]:
-    """n * floor as mantissa * 2**exponent, the mantissa below 2**28."""
+def _mantissa_and_exponent(n: int, floor: float) -> tuple[int, int]:
+    """Exponent and mantissa of n * floor = mantissa * 2**exponent, mantissa < 2**28."""
     amount = max(n * floor, 2.0**-60)
     exponent = math.floor(math.log2(amount)) - 27
     return exponent, math.floor(amount * 2.0**-exponent)

@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer import (
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.fusion import fusible_consumer
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
-from arm_backend_core.ops.catalog import find, is_data_movement
+from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
@@ -78,11 +78,11 @@ def _weights_attention(node: Node) -> bool:
 
 def _ends(node: Node) -> bool:
     """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
-    record = find(node)
+    record = find_record(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     before = node.all_input_nodes[0] if node.all_input_nodes else node
-    merges = fusible_consumer(before) is node and getattr(find(before), "absorbs_activation", False)
+    merges = fusible_consumer(before) is node and getattr(find_record(before), "absorbs_activation", False)
     return record.absorbs_activation or record.reads_int16 or merges
 
 

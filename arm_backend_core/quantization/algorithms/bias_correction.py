@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.nodes import TIMESTEP_SLOT, add_buffer_node
-from arm_backend_core.ops.catalog import find, is_data_movement
+from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import WeightObserver
@@ -142,7 +142,7 @@ def _give(use: _Use, old: Tensor, new: Tensor) -> None:
     with model.graph.inserting_before(first):
         constant = add_buffer_node(module, f"{first.name}_corrected", new)
     model.floats[str(constant.target)] = old.detach()
-    record = find(first)
+    record = find_record(first)
     assert record is not None
     place = record.bias
     for node in use.nodes:
@@ -164,7 +164,7 @@ class _Mean:
 
 def _rounded(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
     """Weight and bias of an operator whose weight is quantized, output channels first."""
-    record = find(node)
+    record = find_record(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
         return None
     if _is_normalized(node):

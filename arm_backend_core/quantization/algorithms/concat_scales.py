@@ -23,7 +23,7 @@ from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float
-from arm_backend_core.ops.catalog import find, is_data_movement
+from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION, connect
 from arm_backend_core.quantization.graph_interpreter import readers_through
@@ -207,7 +207,9 @@ def _joins(node: Node) -> bool:
 
 def _is_computed_with(node: Node) -> bool:
     """Whether something reads its values, and not only moves them."""
-    return any(user.op == "output" or (find(user) is not None and not is_data_movement(user)) for user in node.users)
+    return any(
+        user.op == "output" or (find_record(user) is not None and not is_data_movement(user)) for user in node.users
+    )
 
 
 def _is_returned(node: Node) -> bool:

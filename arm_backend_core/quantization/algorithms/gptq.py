@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.observer import WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
@@ -95,7 +95,7 @@ class _Moments:
 
 def _weight(model: ObservedProgram, node: Node) -> Node | None:
     """The weight of a layer that is one matrix of few levels."""
-    record = find(node)
+    record = find_record(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
         return None
     weight = node.args[record.weight]

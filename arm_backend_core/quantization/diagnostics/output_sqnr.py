@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import describe_node, is_dequantize, is_quantize, is_random
-from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums
 from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, paths_of
 

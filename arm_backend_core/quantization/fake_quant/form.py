@@ -19,7 +19,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.utils import is_per_channel
 
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import store_of
 from arm_backend_core.quantization.annotator import connect_weight
@@ -95,7 +95,9 @@ class FakeQuantProgram:
             node for node in graph.nodes if any(map(_is_device, pytree.tree_leaves((node.args, node.kwargs))))
         }
         self.paths: Paths = paths_of(graph)
-        self.sums = [node for node in graph.nodes if (record := find(node)) is not None and record.kind is Kind.CONV]
+        self.sums = [
+            node for node in graph.nodes if (record := find_record(node)) is not None and record.kind is Kind.CONV
+        ]
         targets = {held[name]: str(spec.target) for name, spec in self.observed._specs.items() if name in held}
         writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
         self.states = {write.args[0]: targets[write.args[0]] for write in writes}

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
 from arm_backend_core.aten.functionalize import DROPOUT
-from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
@@ -120,7 +120,7 @@ class Layers:
         norms = {}
         for name, (source, norm) in self.norms.items():
             node = _depthwise(graph, name) or nodes.get(source)
-            record = None if node is None else find(node)
+            record = None if node is None else find_record(node)
             if node is not None and record is not None and record.kind is Kind.CONV and name not in nodes:
                 norms[node] = norm
         return norms, {nodes[name]: dropout for name, dropout in self.dropouts.items() if name in nodes}

@@ -111,8 +111,8 @@ class Operator:
         is_data_movement: elements are copied, never changed.
         per_dimension: attributes with an entry (or a pair of entries) for each dimension, of result and operand alike.
         variadic: any number of operands of the row's single type.
-        is_placeholder: not a TOSA operator but a placeholder for a part of one (``ops/loops``); operands after the
-            first may have any type.
+        is_placeholder: not a TOSA operator but a placeholder for a part of one (``ops/loop_markers``); operands after
+            the first may have any type.
     """
 
     kind: str

@@ -32,7 +32,7 @@ class Region:
 def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """Modules with operators that read quantized tensors, in the order in which they run; "" is the model itself."""
     from arm_backend_core.nodes import modules_of
-    from arm_backend_core.ops.catalog import find
+    from arm_backend_core.ops.catalog import find_record
     from arm_backend_core.ops.registry import Kind
     from arm_backend_core.program import copy_program
     from arm_backend_core.quantization.annotator import ANNOTATION
@@ -46,7 +46,7 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     )
     found: dict[str, None] = {}
     for node in observed.graph.nodes:
-        annotation, record = node.meta.get(ANNOTATION), find(node)
+        annotation, record = node.meta.get(ANNOTATION), find_record(node)
         reads = annotation is not None and annotation.input_qspec_map
         if reads and record is not None and record.kind is not Kind.SHARED:
             found[next(reversed(modules_of(node)), "")] = None

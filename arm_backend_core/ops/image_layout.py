@@ -1,4 +1,4 @@
-"""PyTorch keeps images as [N, C, H, W], TOSA as [N, H, W, C]."""
+"""Conversion between image layouts: PyTorch uses [N, C, H, W], TOSA uses [N, H, W, C]."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def to_nchw(b: Builder, x: Value) -> Value:
     return b.transpose(x, (0, 3, 1, 2))
 
 
-def as_image(b: Builder, x: Value, rank: int) -> Value:
-    """[(N,) C], [(N,) C, L] or [(N,) C, H, W], of so many dimensions with N, as [N, H, W, C]."""
+def to_nhwc_image(b: Builder, x: Value, rank: int) -> Value:
+    """Convert [(N,) C], [(N,) C, L] or [(N,) C, H, W] to [N, H, W, C]; ``rank`` counts the dimensions including N."""
     n, c, *spatial = (*(1,) * (rank - x.rank), *x.shape)
     return to_nhwc(b, b.reshape(x, (n, c, *[1, 1, *spatial][-2:])))
 
 
-def pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
-    """Two values, height first, of a convolution or pool with ``spatial`` dimensions.
+def height_width(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
+    """(height, width) of a parameter of a convolution or pool with ``spatial`` dimensions.
 
-    What has one dimension is an image of height 1, for which ``neutral`` is the value.
+    A one-dimensional operator works on images of height 1 and takes ``neutral`` for the height.
     """
     values = [values] if isinstance(values, int) else list(values)
     if len(values) == 1:

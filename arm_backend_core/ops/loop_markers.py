@@ -1,7 +1,8 @@
-"""Marks around the nodes of a loop whose number of rounds only the running program knows.
+"""Markers of a loop whose trip count is known only at run time.
 
-One round stands in the graph as if it were no loop: so every part of the compiler treats it as it treats all nodes. The
-last pass makes a WHILE_LOOP of what is between the marks (``tosa/passes/branches``).
+The graph contains one iteration of the loop body inline, between LOOP_IN and LOOP_OUT operators. Every part of the
+compiler thus treats these nodes like all others. The last pass converts the marked region to a WHILE_LOOP
+(``tosa/passes/branches``).
 """
 
 from __future__ import annotations
@@ -17,33 +18,36 @@ from arm_backend_core.tosa.graph import Value
 _LIBRARY = torch.library.Library("arm_backend_core", "DEF")
 _LIBRARY.define(
     "loop_in(Tensor first, int loop, int place) -> Tensor",
-    tags=(torch.Tag.nondeterministic_seeded,),  # differs from round to round, whatever the first one starts with
+    tags=(torch.Tag.nondeterministic_seeded,),  # no constant folding: the value differs in every iteration
 )
 _LIBRARY.define("loop_out(Tensor goes_on, Tensor[] then, Tensor[] last, int loop) -> Tensor[]")
 LOOP_IN, LOOP_OUT = (getattr(torch.ops.arm_backend_core, name).default for name in ("loop_in", "loop_out"))
 
 
-def _one_round(
+def _run_one_iteration(
     goes_on: torch.Tensor, then: Sequence[torch.Tensor], last: Sequence[torch.Tensor], loop: int
 ) -> list[torch.Tensor]:
     return [x.clone() for x in (last if not goes_on.is_meta and not goes_on else then)]
 
 
 _LIBRARY.impl("loop_in", lambda first, loop, place: first.clone(), "CompositeExplicitAutograd")
-_LIBRARY.impl("loop_out", _one_round, "CompositeExplicitAutograd")
+_LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
 @op(LOOP_IN, kind=Kind.SHARED)
 def loop_in(cx: Context, first: Tensor, loop: int, place: int) -> Value:
-    """What a round begins with: ``first``, or what the round before gave."""
+    """A loop-carried value at the start of an iteration: ``first``, or the result of the previous iteration."""
     return cx.b.emit("LOOP_IN", (first.value,), first.shape, first.value.dtype, loop=loop, place=place)
 
 
 @op(LOOP_OUT, kind=Kind.SHARED)
 def loop_out(cx: Context, goes_on: Tensor, then: Sequence[Tensor], last: Sequence[Tensor], loop: int) -> list[Tensor]:
-    """What the last round began with; every one of them reads all, as none can be left out."""
-    given = [y.value if x.q is None else cx.requantize(y, x.q) for y, x in zip(then, last, strict=True)]
-    values = [goes_on.value, *given, *(x.value for x in last)]
+    """The loop-carried values after the loop: those for which the condition ``goes_on`` is false.
+
+    Each LOOP_OUT operator reads all values, so that dead code elimination cannot remove one of them.
+    """
+    next_values = [y.value if x.q is None else cx.requantize(y, x.q) for y, x in zip(then, last, strict=True)]
+    values = [goes_on.value, *next_values, *(x.value for x in last)]
     return [
         Tensor(cx.b.emit("LOOP_OUT", values, x.shape, x.value.dtype, loop=loop, place=place), x.q)
         for place, x in enumerate(last)

@@ -1,4 +1,4 @@
-"""A tensor as rows that are reduced."""
+"""View of a quantized tensor for reductions over one or several axes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
-_MOST = 1 << 22  # elements that keep 8 bits of each int16 in a sum of magnitudes below 2**29
+_MAX_ELEMENTS = 1 << 22  # with so many, a sum of magnitudes below 2**29 keeps 8 bits of each int16
 
 
 @dataclass(frozen=True)
 class ReductionView:
-    """A quantized tensor of which one axis, of size ``n``, is reduced.
+    """A quantized tensor that is reduced along one axis, in rows of ``n`` elements.
 
-    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that are not
-    neighbours are moved to the end. Rows longer than LONGEST have ``parts`` of one length, along the axis before.
+    A single axis stays in place, as a RESHAPE may cost a copy of the tensor. Several axes are merged into one; axes
+    that are not adjacent are moved to the end first. A row longer than MAX_EXTENT is split into ``parts`` of equal
+    length, which lie along the axis before.
 
     Attributes:
-        x: the integers, zero point included: it does not count where rows are compared with their own elements.
-        zero_point: what stands for 0.
+        x: the integers including the zero point, which cancels where rows are compared with their own elements.
+        zero_point: the integer that represents 0.
+        axis: the reduced axis of ``x``.
+        shape: shape of the original tensor.
+        order: permutation of the original axes.
+        parts: number of parts of a row.
     """
 
     x: FixedPoint
@@ -43,34 +48,39 @@ class ReductionView:
         """Rows of a tensor along ``axes``.
 
         Raises:
-            Unsupported: it is neither int8 nor int16, or rows of more than LONGEST elements have no such parts.
+            Unsupported: the tensor is neither int8 nor int16, has per-channel scales, or has rows that cannot be split
+                into equal parts of at most MAX_EXTENT elements.
         """
         if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
         axes = sorted(axis % x.rank for axis in axes)
         n = prod(x.shape[axis] for axis in axes)
-        fewest = max(-(-n // MAX_EXTENT), 1)
-        parts = next((parts for parts in range(fewest, MAX_EXTENT + 1) if n % parts == 0), None) if n <= _MOST else None
+        min_parts = max(-(-n // MAX_EXTENT), 1)
+        parts = (
+            next((parts for parts in range(min_parts, MAX_EXTENT + 1) if n % parts == 0), None)
+            if n <= _MAX_ELEMENTS
+            else None
+        )
         if parts is None:
             raise Unsupported(
-                f"a reduction over {n} elements ({_MOST} at most, in equal parts of {MAX_EXTENT} at most)"
+                f"a reduction over {n} elements ({_MAX_ELEMENTS} at most, in equal parts of {MAX_EXTENT} at most)"
             )
         order = tuple(range(x.rank))
-        whole = FixedPoint(b, x, *x.dtype.range, float(q.scale))
+        fixed = FixedPoint(b, x, *x.dtype.range, float(q.scale))
         if len(axes) == parts == 1:
-            return cls(whole, q.zero_point, axes[0], x.shape, order)
+            return cls(fixed, q.zero_point, axes[0], x.shape, order)
         if axes != list(range(axes[0], axes[0] + len(axes))):
             order = (*(axis for axis in order if axis not in axes), *axes)
-        moved = b.transpose(x, order)
+        permuted = b.transpose(x, order)
         start = order.index(axes[0])
-        before, after = moved.shape[:start], moved.shape[start + len(axes) :]
+        before, after = permuted.shape[:start], permuted.shape[start + len(axes) :]
         shape = (prod(before), *((parts,) if parts > 1 else ()), n // parts, *after)
         axis = len(shape) - len(after) - 1
-        return cls(replace(whole, value=b.reshape(moved, shape)), q.zero_point, axis, x.shape, order, parts)
+        return cls(replace(fixed, value=b.reshape(permuted, shape)), q.zero_point, axis, x.shape, order, parts)
 
     @property
     def n(self) -> int:
-        """Elements of a row."""
+        """Number of elements of a row."""
         return self.parts * self.x.shape[self.axis]
 
     def restore(self, y: Value) -> Value:
@@ -78,56 +88,57 @@ class ReductionView:
         y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
         return self.x.b.transpose(y, [self.order.index(axis) for axis in range(len(self.order))])
 
-    def along(self, weights: Array) -> Array:
-        """Weights of the reduced axes in a shape that broadcasts against the view."""
+    def broadcast_weights(self, weights: Array) -> Array:
+        """Reshape weights over the reduced axes so that they broadcast against the view."""
         first = self.axis - (self.parts > 1)
         shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> FixedPoint:
-        """Maximum of each row; along the last dimension ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
+        """Maximum of each row. Along the last dimension ``maximum_along`` needs a quarter of REDUCE_MAX's cycles."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         return replace(self.x, value=self.x.b.reduce("REDUCE_MAX", self.x.value, self.axis))
 
     def max_of(self, x: FixedPoint) -> FixedPoint:
-        """Maximum along the rows of something else than the tensor itself."""
+        """Maximum along the rows of ``x``, a tensor with the shape of the view."""
         x = maximum_along(x, self.axis)
         return maximum_along(x, self.axis - 1) if self.parts > 1 else x
 
     def sum(self, zero_point: int = 0) -> FixedPoint:
-        """Sum of each row less the zero point, int32."""
+        """Sum of (x - zero_point) along each row, int32."""
         return self.sum_of(self.x.sub_zero_point(zero_point))
 
     def mean(self, bits: int) -> FixedPoint:
-        """Mean of each row, as its elements are stored, in steps of 2**-bits of theirs; int32."""
+        """Mean of the stored integers (zero point included) of each row, with ``bits`` fractional bits; int32."""
         total = self.sum()
         factor = 2.0**bits / self.n * (total.scale / self.x.scale)
         return total.rescale(I32, factor).with_scale(2.0**-bits)
 
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
-        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``FixedPoint.times``.
+        """Sum along the rows of ``x``, a tensor with the shape of the view; int32. For ``peak`` see ``FixedPoint.mul``.
 
-        Ethos-U adds two elements in a fifth of REDUCE_SUM's cycles (U85: a fortieth), and of tensors of any size. Where
-        the sum of ``parts`` could exceed 32 bits, theirs are counted in larger steps.
+        Rows of two elements use ADD: it needs a fifth of REDUCE_SUM's cycles on Ethos-U (U85: a fortieth) and has no
+        size limit. If the sum over ``parts`` could exceed 32 bits, the sums of the parts are shifted right first.
         """
         if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
-            total = x.in_steps().sum(self.axis, peak)
+            total = x.to_int32().sum(self.axis, peak)
             if self.parts == 1:
                 return total
             bits = 0 if peak is not None else (total.peak * self.parts).bit_length() - 30
-            return (total.shifted_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
-        first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).in_steps() for start in (0, 1))
+            return (total.shift_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
+        first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).to_int32() for start in (0, 1))
         return first + second
 
 
 def maximum_along(x: FixedPoint, axis: int) -> FixedPoint:
-    """Maximum along an axis: of halves, which share an element where it is odd, until one is left.
+    """Maximum along an axis by halving: the elementwise maximum of both halves until one element is left.
 
-    That is one operation for each element in all. No NPU has REDUCE_MAX of INT32.
+    The halves share an element if the size is odd. This takes one operation per element in total. No NPU has REDUCE_MAX
+    on INT32.
     """
     while (n := x.shape[axis]) > 1:
         half = (n + 1) // 2
-        first, second = (replace(x, value=x.b.narrow(x.value, axis, start, half)).in_steps() for start in (0, n - half))
+        first, second = (replace(x, value=x.b.narrow(x.value, axis, start, half)).to_int32() for start in (0, n - half))
         x = first.maximum(second) if x.dtype is I32 else first.maximum(second).rescale(x.dtype, 1.0)
     return x

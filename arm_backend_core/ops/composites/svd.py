@@ -1,0 +1,97 @@
+"""SVD, symmetric eigenvalues and pseudo-inverse of small matrices by one-sided Jacobi rotations (Hestenes 1958).
+
+Pairs of columns are rotated until all columns are orthogonal. After _SWEEPS sweeps the error is a few roundings of the
+largest singular value.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites import replace_zero_by_one
+from arm_backend_core.ops.composites.linear_algebra import max_magnitude
+from arm_backend_core.ops.registry import decomposition
+
+aten = torch.ops.aten
+_MAX_COLUMNS, _SWEEPS = 4, 6  #: Columns (four have six pairs) and sweeps; a rotation takes twenty operators.
+
+
+def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """U * S [.., m, n], sorted S [.., n], and V [.., n, n] of a = U @ S @ V^T, m >= n."""
+    m, n = a.shape[-2:]
+    if n > _MAX_COLUMNS:
+        raise Unsupported(
+            f"singular values or eigenvalues of {m} x {n} matrices; the smaller side may be {_MAX_COLUMNS} at most"
+        )
+    scale = max_magnitude(a)  # avoids overflow of squares
+    stacked = torch.cat([a / scale, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
+    columns = [stacked[..., i : i + 1] for i in range(n)]
+    for p, q in list(combinations(range(n), 2)) * _SWEEPS:
+        x, y = columns[p], columns[q]
+        first, second, product = (
+            (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
+        )
+        cotangent = (second - first) / replace_zero_by_one(2 * product)  # of twice the rotation angle
+        magnitude = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
+        tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -magnitude, magnitude))
+        cosine = torch.rsqrt(tangent.square() + 1)
+        columns[p], columns[q] = cosine * (x - tangent * y), cosine * (tangent * x + y)
+    stacked = torch.cat(columns, -1)
+    singular_values, order = torch.sqrt(stacked[..., :m, :].square().sum(-2)).sort(-1, descending=descending)
+    stacked = stacked @ (order.unsqueeze(-2) == torch.arange(n)[:, None]).to(a.dtype)
+    return stacked[..., :m, :] * scale, singular_values * scale[..., 0], stacked[..., m:, :]
+
+
+@decomposition(aten._linalg_svd.default)
+def svd(
+    a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V^T. Columns of U are 0 where S is 0; signs may differ from LAPACK's."""
+    m, n = a.shape[-2:]
+    if full_matrices and compute_uv and m != n:
+        raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
+    scaled, singular_values, right = _one_sided_jacobi(a if m >= n else a.mT, descending=True)
+    if not compute_uv:
+        return (empty := torch.zeros(0, dtype=a.dtype)), singular_values, empty
+    left = scaled / replace_zero_by_one(singular_values).unsqueeze(-2)
+    return (left, singular_values, right.mT) if m >= n else (right, singular_values, left.mT)
+
+
+@decomposition(aten._linalg_eigh.default)
+def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of a symmetric matrix in ascending order, and their vectors, whose signs may differ from LAPACK's.
+
+    A shift by the largest absolute row sum makes all eigenvalues non-negative, so that they are singular values.
+    """
+    symmetric = _mirror_triangle(a, uplo)
+    shift = symmetric.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
+    _, singular_values, vectors = _one_sided_jacobi(
+        symmetric + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False
+    )
+    return singular_values - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
+
+
+def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
+    """The symmetric matrix of one triangle."""
+    half = a.tril() if uplo == "L" else a.triu().mT
+    return half + half.tril(-1).mT
+
+
+@decomposition(aten.linalg_pinv.atol_rtol_tensor)
+def pseudo_inverse(
+    a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """Pseudo-inverse; singular values at or below ``atol`` and ``rtol`` times the largest count as 0."""
+    left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
+    absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)
+    default_limit = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
+    relative_limit = torch.where(absolute_limit > 0, 0.0, default_limit) if rtol is None else rtol.to(a.dtype)
+    is_nonzero = singular_values > torch.maximum(
+        absolute_limit[..., None], relative_limit[..., None] * singular_values[..., :1]
+    )
+    inverse = torch.where(is_nonzero, 1 / torch.where(is_nonzero, singular_values, 1.0), 0.0)
+    return (right.mT * inverse.unsqueeze(-2)) @ left.mT
