@@ -39,7 +39,7 @@ ANNOTATION = "quantization_annotation"
 #: Whose int16 results within a recurrent layer have steps of 2**-15, whatever was seen of them.
 _GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
 #: int8 as real numbers.
-_BYTES = (-128.0, 128.0)
+_INT8_RANGE = (-128.0, 128.0)
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
@@ -48,11 +48,11 @@ class Annotator:
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
-        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
+        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _has_float_operand_or_result(node)]
         self.constants = constant_nodes(graph)
         self.records: dict[Node, Record] = {}
         self.configs: dict[Node, QuantizationConfig] = {}
-        self._moved: dict[Node, Node] = {}
+        self._scale_source: dict[Node, Node] = {}
         for node in self.nodes:
             record, config = find(node), config_of(node)
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
@@ -62,22 +62,22 @@ class Annotator:
                 config = replace(config, inner=None)
             if record.kind is not Kind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
-        self._results: dict[Node, QuantizationSpec] = {}
+        self._result_specs: dict[Node, QuantizationSpec] = {}
 
-    def _agree(self, base: Node) -> None:
+    def _use_finest_config(self, base: Node) -> None:
         """Functions of ``base`` that are computed as one read it alike: as the finest of them does."""
         functions = [node for node, origin in self.regions.chain_base.items() if origin is base]
         if not self.regions.fused.isdisjoint(functions):
             finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
             self.configs |= dict.fromkeys(functions, finest)
 
-    def _follow_readers(self, node: Node) -> None:
+    def _choose_result_spec(self, node: Node) -> None:
         """Where configurations meet, a result is as fine as its finest reader takes it, so that it is rounded once."""
         several = isinstance(node.meta["val"], (list, tuple))
         users = [user for piece in node.users for user in piece.users] if several else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
-        self._results[node] = self.configs[node].activation if node in self.regions.chain_base else spec
+        self._result_specs[node] = self.configs[node].activation if node in self.regions.chain_base else spec
         if self.records[node].kind is Kind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
@@ -85,12 +85,12 @@ class Annotator:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         states = {state: value for state, value, _ in self._writes()}
         may_be_wide = {node for node in self.records if self.configs[node].inner is not None}
-        self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_wide, states)
-        self.regions.fused |= set(filter(self._is_exact, self.records))
+        self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_int16, states)
+        self.regions.fused |= set(filter(self._keeps_exact_product, self.records))
         for base in dict.fromkeys(self.regions.chain_base.values()):
-            self._agree(base)
+            self._use_finest_config(base)
         for node in reversed(self.records):
-            self._follow_readers(node)
+            self._choose_result_spec(node)
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
@@ -151,12 +151,12 @@ class Annotator:
         output = None if node in regions.fused or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
-    def _is_wide(self, node: Node) -> bool:
+    def _is_int16(self, node: Node) -> bool:
         return self.configs[node].activation.dtype is torch.int16
 
-    def _is_exact(self, node: Node) -> bool:
+    def _keeps_exact_product(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
-        wide = node in self.regions.int16_nodes or self._is_wide(node)
+        wide = node in self.regions.int16_nodes or self._is_int16(node)
         return TIMESTEP_SLOT in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -193,10 +193,10 @@ class Annotator:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
         config, record = self.configs[node], self.records[node]
         alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
-        if alone and source in self.records and _interval(source) is not None:
+        if alone and source in self.records and _exact_interval(source) is not None:
             return self._output_spec(source)
         wide, place = self.regions.int16_nodes, TIMESTEP_SLOT in node.meta
-        origin = self._origin(source)
+        origin = self._scale_owner(source)
         if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
             return self._output_spec(origin)
         reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
@@ -206,10 +206,10 @@ class Annotator:
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = (config.inner if node in self.regions.int16_nodes else None) or self._results[node]
-        interval = _interval(node)
+        spec = (config.inner if node in self.regions.int16_nodes else None) or self._result_specs[node]
+        interval = _exact_interval(node)
         if interval is not None:
-            return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
+            return _fixed_spec(spec if interval == _INT8_RANGE else config.inner or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
             if overload_of(node.target) in _GATES:
@@ -218,10 +218,10 @@ class Annotator:
                 limits = (-16.0, 16.0)  # beyond which they are even; a table of a wider range is too coarse for them
         return spec if limits is None else _fixed_spec(spec, *limits)
 
-    def _origin(self, node: Node) -> Node:
+    def _scale_owner(self, node: Node) -> Node:
         """One of all tensors that have the parameters of ``node``, as data only moves between them."""
-        while node in self._moved:
-            node = self._moved[node]
+        while node in self._scale_source:
+            node = self._scale_source[node]
         return node
 
     def _annotate_shared(self, node: Node) -> None:
@@ -235,23 +235,25 @@ class Annotator:
         shared = SharedQuantizationSpec((first, node))
         inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
         for other in others:
-            if self._origin(other) is self._origin(first):  # they share already: a second way there would be a circle
+            if self._scale_owner(other) is self._scale_owner(
+                first
+            ):  # they share already: a second way there would be a circle
                 inputs[other] = self._input_spec(node, other)
             else:
-                inputs[other], self._moved[self._origin(other)] = shared, first
-        self._moved[node] = first
+                inputs[other], self._scale_source[self._scale_owner(other)] = shared, first
+        self._scale_source[node] = first
         several = isinstance(node.meta["val"], (list, tuple))
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
         for piece in filter(is_float, node.users) if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
-            self._moved[piece] = node
+            self._scale_source[piece] = node
 
 
 #: Observers by the node whose result, or by the source and the reader of the operand, that they observe.
 Observers = dict[Node | tuple[Node, Node], Any]
 
 
-def share(observers: Observers) -> None:
+def share_timestep_observers(observers: Observers) -> None:
     """Let one observer see what is in the same place of every step of a recurrent layer."""
 
     def place(where: Node | tuple[Node, Node]) -> Any:
@@ -259,10 +261,10 @@ def share(observers: Observers) -> None:
         operand = None if source is None else node.all_input_nodes.index(source)
         return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
-    unify([observers], place)
+    merge_observers([observers], place)
 
 
-def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+def merge_observers(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]], Any]) -> None:
     """Let one observer see all tensors of the same place and type, in one graph or in several.
 
     Args:
@@ -288,7 +290,7 @@ def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
-def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
     """Tell every observer which tensor it observes, and those of weights what their products are added to."""
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
@@ -298,16 +300,19 @@ def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]])
             if isinstance(observer, RangeObserver):
                 sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
-        observer.tensor = in_words(nodes[0])
-        observer.exact, observer.whole = all(node in constants for node in nodes), all(map(_casts_integers, nodes))
+        observer.description = in_words(nodes[0])
+        observer.is_constant, observer.is_integer = (
+            all(node in constants for node in nodes),
+            all(map(_casts_integers, nodes)),
+        )
         if isinstance(observer, WeightObserver):
             observer.accumulators.clear()
     for model, observers in graphs:
         for node in model.graph.nodes:
-            connect_weight(model, node, observers)
+            update_weight_observer(model, node, observers)
 
 
-def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
     """Tell the observer of an operator's weight what the bias is now."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
@@ -317,7 +322,7 @@ def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tup
     activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
     int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
     if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
-        weight.accumulates(activation, attrgetter(str(bias.target))(model))
+        weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -353,7 +358,7 @@ def _casts_integers(node: Node) -> bool:
     return moves and bool(sources) and all(map(is_countable, sources))
 
 
-def _interval(node: Node) -> tuple[float, float] | None:
+def _exact_interval(node: Node) -> tuple[float, float] | None:
     """What ``node`` may give if it casts whole numbers that its steps hold exactly: int8, and what is known of others.
 
     Of other integers calibration says more: functions of int16 are tables with a point for every 128th step.
@@ -361,10 +366,10 @@ def _interval(node: Node) -> tuple[float, float] | None:
     if not _casts_integers(node):
         return None
     byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
-    return node.meta.get(INTERVAL, _BYTES if byte else None)
+    return node.meta.get(INTERVAL, _INT8_RANGE if byte else None)
 
 
-def _is_real(node: Node) -> bool:
+def _has_float_operand_or_result(node: Node) -> bool:
     """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
     record = find(node)
     compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))

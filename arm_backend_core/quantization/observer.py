@@ -18,13 +18,13 @@ from torchao.quantization.pt2e.observer import ObserverBase
 from arm_backend_core.errors import ModelError
 
 #: Values of a tensor that its histogram is made of; of more, every other one is dropped.
-_KEPT = 1 << 16
+_MAX_KEPT_VALUES = 1 << 16
 #: Values seen from which on their distribution says more than their extremes.
-MANY = 8192
+MIN_HISTOGRAM_VALUES = 8192
 #: Bins of a histogram and candidates for each end of a range.
 _BINS, _CANDIDATES = 2048, 256
 #: Weights of fewer steps on either side of 0 are clipped where that errs less.
-FEW = 16
+MIN_UNCLIPPED_LEVELS = 16
 #: Smallest scale: the product of two, the step of an accumulator, is still a normal float32.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
@@ -33,25 +33,25 @@ Bounds = Array | float
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
-class NotFinite(ModelError):
+class NonFiniteError(ModelError):
     """Calibration met a value that has no place on any scale."""
 
 
 @dataclass
-class _Seen:
+class _Statistics:
     """What was seen of a tensor: extremes, one or one for each channel; floats and arrays cost less than tensors.
 
-    ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept.
-    ``whole``: it had whole numbers alone; None where nobody looked.
+    ``values``, ``kept_count`` in all, are float32, 1-D; of ``stride`` elements one is kept.
+    ``is_integer``: it had whole numbers alone; None where nobody looked.
     """
 
     low: Bounds = 0.0
     high: Bounds = 0.0
     count: int = 0
     values: list[Tensor] = field(default_factory=list)
-    kept: int = 0
+    kept_count: int = 0
     stride: int = 1
-    whole: bool | None = None
+    is_integer: bool | None = None
     parameters: tuple[Tensor, Tensor] | None = None
 
 
@@ -59,22 +59,22 @@ class RangeObserver(ObserverBase):
     """Keeps the extremes of a tensor; a subclass says which range they give.
 
     Attributes:
-        of_zeros: scale of what was zero whenever it was seen; products with it still leave room for a bias.
-        tensor: what is observed, in words.
-        exact: whether it is a constant, of which no other values will come.
-        whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact, as is
+        scale_of_zeros: scale of what was zero whenever it was seen; products with it still leave room for a bias.
+        description: what is observed, in words.
+        is_constant: whether it is a constant, of which no other values will come.
+        is_integer: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact, as is
             what had whole numbers alone in all samples (masks, what was rounded), which comparisons find equal then.
     """
 
-    of_zeros = 2.0**-14
+    scale_of_zeros = 2.0**-14
 
     def __init__(
         self, dtype: torch.dtype, *, qscheme: torch.qscheme, quant_min: int, quant_max: int, is_dynamic: bool = False
     ) -> None:
         super().__init__(dtype, is_dynamic)
         self.qscheme, self.quant_min, self.quant_max = qscheme, quant_min, quant_max
-        self.tensor, self.exact, self.whole = "a tensor", False, False
-        self._seen = _Seen()
+        self.description, self.is_constant, self.is_integer = "a tensor", False, False
+        self._statistics = _Statistics()
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is.
@@ -83,11 +83,11 @@ class RangeObserver(ObserverBase):
             NotFinite: it holds NaN or an infinity.
         """
         if x.numel():
-            seen = self._seen
-            low, high = self._extremes(x)
+            seen = self._statistics
+            low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
+                raise NonFiniteError(f"{self.description} holds {what}, which no scale can represent")
             if seen.count:
                 low, high = np.minimum(low, seen.low), np.maximum(high, seen.high)
             seen.low, seen.high, seen.parameters = low, high, None
@@ -97,28 +97,28 @@ class RangeObserver(ObserverBase):
     @property
     def count(self) -> int:
         """How many elements it was given."""
-        return self._seen.count
+        return self._statistics.count
 
     @property
     def extremes(self) -> tuple[float, float]:
         """The least and the largest element that it was given."""
-        return float(np.min(self._seen.low)), float(np.max(self._seen.high))
+        return float(np.min(self._statistics.low)), float(np.max(self._statistics.high))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale (float32) and zero point (int64), of one element or one for each channel."""
-        seen = self._seen
+        seen = self._statistics
         if seen.parameters is None:
             seen.parameters = self._scale_and_zero_point(*self._range(seen))
         return seen.parameters
 
-    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
+    def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         first = x.reshape(-1)[:8]  # of other numbers these tell already
         alone = bool((first == first.round()).all()) and bool((x == x.round()).all())
-        self._seen.whole = alone and self._seen.whole is not False
+        self._statistics.is_integer = alone and self._statistics.is_integer is not False
         low, high = torch.aminmax(x)
         return low.item(), high.item()
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
         """The real numbers that the integers span."""
         return seen.low, seen.high
 
@@ -126,16 +126,16 @@ class RangeObserver(ObserverBase):
         """0 is always in the range, exactly: padding and relu give it."""
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
-            scale = self._positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
+            scale = self._make_positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
             return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int64)
-        scale = self._positive((high - low) / (self.quant_max - self.quant_min))
+        scale = self._make_positive((high - low) / (self.quant_max - self.quant_min))
         zero_point = self.quant_min - np.rint(low / scale.astype(np.float64))
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
-    def _positive(self, scale: Array) -> Array:
-        scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.of_zeros)
+    def _make_positive(self, scale: Array) -> Array:
+        scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.scale_of_zeros)
         return np.where(
-            (self.whole or bool(self._seen.whole)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
+            (self.is_integer or bool(self._statistics.is_integer)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
         ).astype(np.float32)
 
 
@@ -145,7 +145,7 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
     """
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
         return 2 * seen.low, 2 * seen.high
 
 
@@ -155,24 +155,24 @@ class ActivationObserver(RangeObserver):
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is. See ``RangeObserver``."""
         super().forward(x)
-        seen = self._seen
+        seen = self._statistics
         # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
-        stride = seen.stride * max(x.numel() * 4 // _KEPT, 1) | 1
+        stride = seen.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
         kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # x may be a buffer, and would be kept
         seen.values.append(kept)
-        seen.kept += kept.numel()
-        if seen.kept > _KEPT:
+        seen.kept_count += kept.numel()
+        if seen.kept_count > _MAX_KEPT_VALUES:
             seen.values, seen.stride = [torch.cat(seen.values)[::2].clone()], 2 * seen.stride
-            seen.kept = seen.values[0].numel()
+            seen.kept_count = seen.values[0].numel()
         return x
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
-        if not seen.count or (seen.count < MANY and not self.exact):
-            return widened(seen.low, seen.high, seen.count)
-        return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
+        if not seen.count or (seen.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
+            return widen_range(seen.low, seen.high, seen.count)
+        return find_min_mse_range(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 
 
-def widened(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
+def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
     """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
 
     The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
@@ -182,7 +182,7 @@ def widened(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
     return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
 
 
-def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
+def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
     """The part of [low, high], 0 included, that ``values`` have the least squared error in.
 
     A value inside errs by step**2 / 12 on average (squared), one below half a step by itself, as it becomes 0, and one
@@ -202,10 +202,10 @@ def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[
         bottoms, tops = ends[edges[ends] < 0], ends[edges[ends] > 0]
         zero = np.searchsorted(edges, 0.0)
         bottoms, tops = (x if x.size else np.array([zero]) for x in (bottoms, tops))
-        below, lost_below = _lost(sums[:, bottoms], edges[bottoms])
-        above, lost_above = _lost(sums[:, -1:] - sums[:, tops], edges[tops])
+        below, lost_below = _clipping_error(sums[:, bottoms], edges[bottoms])
+        above, lost_above = _clipping_error(sums[:, -1:] - sums[:, tops], edges[tops])
         inside = len(values) - below[:, None] - above
-        usual, near = _rounding(sums, edges, (last - first) / _BINS / steps * ends)
+        usual, near = _rounding_error(sums, edges, (last - first) / _BINS / steps * ends)
         widths = (tops - bottoms[:, None]) // ends[1]
         error = lost_below[:, None] + lost_above + inside * usual[widths] + near[widths]
         row, column = np.unravel_index(error.argmin(), error.shape)
@@ -231,14 +231,14 @@ def _moments(x: Tensor) -> Array:
     return np.array([float((x.double() ** power).sum()) for power in range(3)])
 
 
-def _rounding(moments: Array, edges: Array, step: Array) -> Array:
+def _rounding_error(moments: Array, edges: Array, step: Array) -> Array:
     """Error of a value for each step, and what all that are nearer to 0 than half a step lack of it; [2, steps]."""
     usual = step**2 / 12
     near = [np.interp(step / 2, edges, of) - np.interp(-step / 2, edges, of) for of in moments[::2, :-1]]
     return np.stack([usual, near[1] - near[0] * usual])
 
 
-def _lost(moments: Array, bounds: Array) -> tuple[Array, Array]:
+def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
     """How many values lie beyond each bound, and their squared distances from it, from the moments of these values."""
     count, total, squares = moments
     return count, squares - 2 * bounds * total + bounds**2 * count
@@ -252,28 +252,28 @@ class WeightObserver(RangeObserver):
     enlarged: what the products add to such a bias is below 2**-16 of it for each term.
     """
 
-    of_zeros = SMALLEST_SCALE
+    scale_of_zeros = SMALLEST_SCALE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.accumulators: list[tuple[RangeObserver, Array]] = []
 
-    def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
+    def add_accumulator(self, activation: RangeObserver, bias: Tensor) -> None:
         """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
         self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
 
-    def _positive(self, scale: Array) -> Array:
+    def _make_positive(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
             least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # One scale may be that of several channels: of all, or of one in each group (transposed convolutions).
             scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
-        return super()._positive(scale)
+        return super()._make_positive(scale)
 
-    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
+    def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         rows = self._rows(x)
         bounds = rows.abs().amax(1, keepdim=True)
-        if self.quant_max < FEW:
-            bounds = _least_error_of_rows(rows, bounds, self.quant_max)
+        if self.quant_max < MIN_UNCLIPPED_LEVELS:
+            bounds = _find_min_mse_row_bounds(rows, bounds, self.quant_max)
         most = bounds[:, 0].double().numpy(force=True)
         return -most, most
 
@@ -282,7 +282,7 @@ class WeightObserver(RangeObserver):
         return x.reshape(1, -1)
 
 
-def _least_error_of_rows(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
+def _find_min_mse_row_bounds(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
     """The bound of each row, up to its peak, with the least squared error in steps of which ``largest`` reach it."""
     unit = rows / peaks.clamp_min(torch.finfo(rows.dtype).tiny)
     best, least = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)

@@ -42,12 +42,17 @@ from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_con
 from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_log_softmax, fuse_norms
 from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, Paths, Side, paths_of
-from arm_backend_core.quantization.observer import NotFinite, RangeObserver
+from arm_backend_core.quantization.graph_interpreter import (
+    Branch,
+    BranchConditions,
+    GraphInterpreter,
+    find_branch_conditions,
+)
+from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 
 _Q = torch.ops.quantized_decomposed
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-AT_A_TIME = 1 << 16  #: elements of a constant that are worked on in one go
+_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+CHUNK_ELEMENTS = 1 << 16  #: elements of a constant that are worked on in one go
 
 
 @dataclass
@@ -79,10 +84,10 @@ class LastSample:
         """
         for state, before in self.states:
             state.copy_(before)
-        return _cloned(self.inputs)
+        return _clone_tensors(self.inputs)
 
     @contextmanager
-    def undone(self) -> Iterator[None]:
+    def preserve_states(self) -> Iterator[None]:
         """Let buffers hold at the end what they hold now."""
         now = [(state, state.clone()) for state, _ in self.states]
         yield
@@ -102,15 +107,15 @@ class ObservedProgram(torch.nn.Module):
         algorithms: names of improvements, of which those that change the graph, annotations or observers are made here.
 
     Attributes:
-        held: nodes of parameters, buffers and constants, and which tensor each is.
+        tensor_ids: nodes of parameters, buffers and constants, and which tensor each is.
         model: the program's module; parameters and buffers are attributes.
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
-        joins: what it concatenates, to be applied after the samples.
+        concat_scales: what it concatenates, to be applied after the samples.
         watchers: nodes, and what else is to see the values of each while samples run.
-        corrected: attributes that are not what they were in the model, as they were.
-        floats: once it is quantized, what quantized constants were before, by their names.
+        original_values: attributes that are not what they were in the model, as they were.
+        float_constants: once it is quantized, what quantized constants were before, by their names.
         ranges: the least and the largest value of each quantized tensor, by the name of its quantize operator.
-        last: the last sample, what the model gave for it, and the buffers as they were before it.
+        last_sample: the last sample, what the model gave for it, and the buffers as they were before it.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -126,8 +131,8 @@ class ObservedProgram(torch.nn.Module):
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._common = common or SharedTensors()
-        self._specs, self.held = _unlift(self._program, self._common.states)
+        self._shared = common or SharedTensors()
+        self._specs, self.tensor_ids = _unlift(self._program, self._shared.states)
         _write_states(self._program, self._specs)
         fold_constant_adds(self._program.graph_module.graph)
         bound_mask_fill(self._program.graph_module)
@@ -139,19 +144,19 @@ class ObservedProgram(torch.nn.Module):
         choose_activation_precision(self.model.graph, algorithms)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = _groups(places)
+        groups = _group_observers(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
-        self.joins = ConcatScales(self, apart="concat_scales" in algorithms, wide="int16_outputs" in algorithms)
+        self.concat_scales = ConcatScales(self, apart="concat_scales" in algorithms, wide="int16_outputs" in algorithms)
         self.samples = 0
-        self.last = LastSample()
+        self.last_sample = LastSample()
         self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
-        self._paths: Paths = paths_of(self.model.graph)
-        self._taken: set[Side] = set()
+        self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
+        self._taken_branches: set[Branch] = set()
         self.meta: dict[str, Any] = {}
-        self.corrected: dict[str, Tensor] = {}
-        self.floats: dict[str, Tensor] = {}
+        self.original_values: dict[str, Tensor] = {}
+        self.float_constants: dict[str, Tensor] = {}
         self.ranges: dict[str, tuple[float, float]] = {}
 
     @property
@@ -167,14 +172,14 @@ class ObservedProgram(torch.nn.Module):
         """
         ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
         # A model may write into its inputs.
-        values = _cloned(pytree.tree_leaves((args, ordered)))
+        values = _clone_tensors(pytree.tree_leaves((args, ordered)))
         try:
-            states = self._common.states.values() if self._writes else ()
-            self.last = LastSample()  # copies of one sample at a time
-            self.last = LastSample(_cloned(values), states=[(state, state.clone()) for state in states])
-            self.last.results = self._observe(values)
-        except NotFinite as error:
-            raise NotFinite(f"calibration sample {self.samples}: {error}") from None
+            states = self._shared.states.values() if self._writes else ()
+            self.last_sample = LastSample()  # copies of one sample at a time
+            self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
+            self.last_sample.results = self._observe(values)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"calibration sample {self.samples}: {error}") from None
         self.samples += 1
 
     @property
@@ -182,59 +187,59 @@ class ObservedProgram(torch.nn.Module):
         """Of what the program gives: new values of inputs and buffers, then its results."""
         return list(self._program.graph_signature.output_specs)
 
-    def quantized(self, see: Callable[[ObservedProgram], None] = lambda _: None) -> ExportedProgram:
+    def convert(self, see: Callable[[ObservedProgram], None] = lambda _: None) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once.
 
         Args:
             see: is shown the graph with these, while parameters and buffers are attributes still.
         """
         graph = self.model.graph
-        self.observe_not_taken()
+        self.observe_untaken_branches()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
-            source = node if output is None else self._rounded(node, node, output, users)
+            source = node if output is None else self._insert_quantize_dequantize(node, node, output, users)
             readers: dict[Any, list[Node]] = {}
             for user in users:
                 observer = self.observers.get((node, user))
                 if observer is not None and observer is not output:
                     readers.setdefault(observer, []).append(user)
             for observer, group in readers.items():
-                self._rounded(node, source, observer, group)
+                self._insert_quantize_dequantize(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
         drop_unread(graph)
         see(self)
         _return_states(self._program)
-        return _lifted(self._program, self._specs, self._mode)
+        return _lift(self._program, self._specs, self._mode)
 
-    def observe_not_taken(self) -> None:
+    def observe_untaken_branches(self) -> None:
         """What no sample chose gets its ranges from what the last one makes of it."""
         wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}
-        notes, told = events.current().notes, {place for place in sides if place not in self._taken}
+        notes, told = events.current().notes, {place for place in sides if place not in self._taken_branches}
         for line, side in sorted({(source_line(where), side) for where, side in told}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
-        self._paths = {}
-        while self.samples and not sides <= self._taken:
-            self._observe(self.last.inputs)
+        self._conditions = {}
+        while self.samples and not sides <= self._taken_branches:
+            self._observe(self.last_sample.inputs)
 
     def _observe(self, inputs: Iterable[Any]) -> list[Any]:
         """Run a sample, and give its results; observers see its tensors, and constants once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for place, observer in self.observers.items():
-            if isinstance(observer, RangeObserver) and not (observer.exact and observer.count):
+            if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
         for node, watcher in self.watchers:
             watched.setdefault(node, {})[watcher] = None
-        run = _Watched(self, watched, self._paths, self._taken)
+        run = _ObserverInterpreter(self, watched, self._conditions, self._taken_branches)
         found = run.run(inputs)
         if run.problems:
-            self._excuse(run.problems, run.filled, found)
+            self._check_unused_nonfinite(run.problems, run.finite_ranges, found)
         return found
 
-    def _excuse(
-        self, problems: Sequence[NotFinite], filled: Mapping[Node, tuple[float, float]], found: Sequence[Any]
+    def _check_unused_nonfinite(
+        self, problems: Sequence[NonFiniteError], filled: Mapping[Node, tuple[float, float]], found: Sequence[Any]
     ) -> None:
         """What is not finite may be on no scale if it is chosen nowhere (x / y where y is 0): results do without it.
 
@@ -249,8 +254,10 @@ class ObservedProgram(torch.nn.Module):
             raise problems[0]
         ways: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in filled.items()} for i in (0, 1))]
         for way in ways:
-            inputs = _cloned(self.last.inputs)
-            if not _alike(found, _Watched(self, {}, self._paths, self._taken, way).run(inputs)):
+            inputs = _clone_tensors(self.last_sample.inputs)
+            if not _are_close(
+                found, _ObserverInterpreter(self, {}, self._conditions, self._taken_branches, way).run(inputs)
+            ):
                 raise problems[0]
         notes = events.current().notes
         for problem in problems:
@@ -258,7 +265,7 @@ class ObservedProgram(torch.nn.Module):
             if note not in notes:
                 notes.append(note)
 
-    def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
+    def _insert_quantize_dequantize(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
 
         A constant is quantized here and now.
@@ -280,14 +287,16 @@ class ObservedProgram(torch.nn.Module):
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                constants, key = self._common.constants, (observer, identity(tensor))
+                constants, key = self._shared.constants, (observer, identity(tensor))
                 if key not in constants:
-                    constants[key] = _integers(quantize, tensor, known, observer.dtype)
+                    constants[key] = _quantize_constant(quantize, tensor, known, observer.dtype)
                 integers = attribute(model, f"{node.name}_quantized", constants[key])
-                self.floats[str(integers.target)] = self.corrected.get(str(source.target), tensor).detach()
+                self.float_constants[str(integers.target)] = self.original_values.get(
+                    str(source.target), tensor
+                ).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
-                integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
+                integers.meta = {**meta, "val": _make_fake(self._mode, meta["val"], observer.dtype)}
                 if isinstance(observer, RangeObserver):
                     self.ranges[integers.name] = observer.extremes
             result = graph.call_function(dequantize, (integers, *parameters))
@@ -297,21 +306,21 @@ class ObservedProgram(torch.nn.Module):
         return result
 
 
-def _cloned(values: Iterable[Any]) -> list[Any]:
+def _clone_tensors(values: Iterable[Any]) -> list[Any]:
     return [x.clone() if isinstance(x, Tensor) else x for x in values]
 
 
-def _alike(results: Iterable[Any], others: Iterable[Any]) -> bool:
+def _are_close(results: Iterable[Any], others: Iterable[Any]) -> bool:
     """Whether results are finite, and the same but for rounding."""
     pairs = [(x, y) for x, y in zip(results, others, strict=True) if isinstance(x, Tensor)]
     return all(bool(y.isfinite().all()) and torch.allclose(x, y, 1e-4, 1e-6) for x, y in pairs)
 
 
 #: What torchao compares of what two readers of a tensor want of it: where all is the same they share an observer.
-_COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+_SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 
 
-def _groups(places: dict[Any, Any]) -> dict[Any, int]:
+def _group_observers(places: dict[Any, Any]) -> dict[Any, int]:
     """Numbers of observers.
 
     torchao compares each reader of a tensor with every other one: of those that want the same the first is asked about.
@@ -323,7 +332,7 @@ def _groups(places: dict[Any, Any]) -> dict[Any, int]:
     for place, want in places.items():
         alone = isinstance(place, Node) or place in named or isinstance(want, SharedQuantizationSpec)
         if not alone and place[1].meta[ANNOTATION].allow_implicit_sharing:
-            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _COMPARED))
+            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _SPEC_FIELDS))
             if first.setdefault(key, place) != place:
                 twins[place] = first[key]
     limit = sys.getrecursionlimit()
@@ -336,14 +345,14 @@ def _groups(places: dict[Any, Any]) -> dict[Any, int]:
     return {place: groups[twins.get(place, place)] for place in places}
 
 
-def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+def _quantize_constant(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     """A constant, quantized by parts: as a whole it takes three times its floats, and is laid out behind these."""
-    if tensor.numel() <= AT_A_TIME:
+    if tensor.numel() <= CHUNK_ELEMENTS:
         return cast(Tensor, quantize(tensor, *known))
     result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
     each = isinstance(scale, Tensor)
     axis = limits[0] if each else 0
-    count = max(1, AT_A_TIME * tensor.shape[axis] // tensor.numel())
+    count = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], count):
         part = slice(start, start + count)
         own = (scale[part], zero_point[part]) if each else (scale, zero_point)
@@ -352,38 +361,38 @@ def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torc
     return result
 
 
-class _Watched(GraphInterpreter):
+class _ObserverInterpreter(GraphInterpreter):
     """A run of a sample, watched."""
 
     def __init__(
         self,
         model: ObservedProgram,
         watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
-        paths: Paths,
-        taken: set[Side],
+        paths: BranchConditions,
+        taken: set[Branch],
         filling: Mapping[Node, float] | None = None,
     ) -> None:
         super().__init__(model.graph, paths, taken)
-        self._model, self._watched, self._filling = model.model, watched, filling or {}
-        self.problems: list[NotFinite] = []
-        self.filled: dict[Node, tuple[float, float]] = {}
+        self._model, self._watchers, self._fill_values = model.model, watched, filling or {}
+        self.problems: list[NonFiniteError] = []
+        self.finite_ranges: dict[Node, tuple[float, float]] = {}
 
-    def held(self, node: Node) -> Any:
+    def get_attr(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._model)
 
-    def made(self, node: Node, value: Any) -> Any:
+    def on_result(self, node: Node, value: Any) -> Any:
         """The value; with finite ones in the place of others where an observer wants them, which is a problem."""
-        watched = self._watched.get(node, ())
-        if node in self._filling:
-            return torch.where(value.isfinite(), value, self._filling[node])
+        watched = self._watchers.get(node, ())
+        if node in self._fill_values:
+            return torch.where(value.isfinite(), value, self._fill_values[node])
         try:
             for observer in watched:  # those of ranges come first, and the first of them refuses
                 observer(value)
-        except NotFinite as problem:
+        except NonFiniteError as problem:
             self.problems.append(problem)
             known = value[value.isfinite()]
             low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
-            self.filled[node] = low, high
+            self.finite_ranges[node] = low, high
             value = value.nan_to_num(0.0, high, low)
             for observer in watched:
                 observer(value)
@@ -403,7 +412,7 @@ def _unlift(
     first = next(node for node in graph.nodes if node.op != "placeholder")
     specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
-        if spec.kind not in _HELD:
+        if spec.kind not in _CONSTANT_KINDS:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
         held_tensors[node] = key = identity(tensor)
@@ -438,7 +447,7 @@ def _return_states(program: ExportedProgram) -> None:
         program.graph.erase_node(write)
 
 
-def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
+def _lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
     """The program with its attributes declared as inputs again; those in ``specs`` as they were."""
     module, graph = program.graph_module, program.graph
     attributes: dict[str, Node] = {}
@@ -453,7 +462,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     for name in sorted(attributes, key=lambda name: name not in specs):
         node, tensor = attributes[name], attrgetter(name)(module)
         node.op, node.target = "placeholder", node.name
-        node.meta["val"] = _fake(mode, tensor, tensor.dtype)
+        node.meta["val"] = _make_fake(mode, tensor, tensor.dtype)
         first.prepend(node)
         argument = TensorArgument(node.name)
         if name in specs:
@@ -463,7 +472,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
             constants[name] = tensor.detach()
     used = {spec.target for spec in inputs}
     signature = program.graph_signature
-    users = [spec for spec in signature.input_specs if spec.kind not in _HELD]
+    users = [spec for spec in signature.input_specs if spec.kind not in _CONSTANT_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
         replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
@@ -474,7 +483,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     return with_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
 
 
-def _fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+def _make_fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
     """A fake tensor of this shape; PyTorch's own ways to it take half a millisecond."""
     empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     return empty if mode is None else FakeTensor(mode, empty, like.device)

@@ -23,7 +23,7 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import constant_nodes, drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect, share
+from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect_observers, share_timestep_observers
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
@@ -88,7 +88,7 @@ class ArmQuantizer(Quantizer):
         if writing is not None:
             advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"
             raise ModelError(f"{in_words(writing)} writes in place to memory that other tensors share: {advice}")
-        _give_values(model)
+        _set_attribute_values(model)
         fold_weights(model)
         remove_batch_norms(model)
         normalize_to_rms_norm(model)
@@ -100,7 +100,7 @@ class ArmQuantizer(Quantizer):
         promote(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
-        _give_values(model)
+        _set_attribute_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph
 
     def annotate(self, model: GraphModule) -> GraphModule:
@@ -115,7 +115,7 @@ class ArmQuantizer(Quantizer):
         constants = constant_nodes(model.graph)
         for node in model.graph.nodes:
             if self._config(stacks[node]) is not None and node not in constants:
-                _check_type(node)
+                _check_dtype(node)
         self._annotate_io(model)
         Annotator(model.graph, lambda node: self._config(stacks[node])).run()
         return model
@@ -125,12 +125,12 @@ class ArmQuantizer(Quantizer):
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Tell the observers what they observe; called by ``prepare_pt2e``."""
-        share(edge_or_node_to_obs_or_fq)
-        connect((model, edge_or_node_to_obs_or_fq))
+        share_timestep_observers(edge_or_node_to_obs_or_fq)
+        connect_observers((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):
-            if any(_inside(path, name) for path in modules):
+            if any(_is_inside(path, name) for path in modules):
                 return self._names[name]
         for module_type, config in self._types.items():
             if any(_is_type(entry, module_type) for entry in modules.values()):
@@ -139,7 +139,7 @@ class ArmQuantizer(Quantizer):
 
     def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
         for name in self._names:
-            if not any(_inside(path, name) for modules in stacks.values() for path in modules):
+            if not any(_is_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})
                 told = f"set_module_name: the model has no module '{name}' with operators of its own"
                 raise ValueError(f"{told}. It has: {', '.join(paths)}")
@@ -179,7 +179,7 @@ class VgfQuantizer(ArmQuantizer):
     spec_class = VgfCompileSpec
 
 
-def _check_type(node: Node) -> None:
+def _check_dtype(node: Node) -> None:
     record = find(node)
     if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
         return
@@ -192,14 +192,14 @@ def _check_type(node: Node) -> None:
         )
 
 
-def _give_values(model: GraphModule) -> None:
+def _set_attribute_values(model: GraphModule) -> None:
     """get_attr nodes made by conv and batch-norm fusion have no fake tensor: give them their own tensor's."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)
 
 
-def _inside(path: str, name: str) -> bool:
+def _is_inside(path: str, name: str) -> bool:
     return path == name or path.startswith(name + ".")
 
 

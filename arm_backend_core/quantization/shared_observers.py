@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 Place = Node | tuple[Node, Node]
 
 
-def observe_together(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
+def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Let one observer see what several methods have in common, so that scales are the same.
 
     These are their parameters and buffers, and what modules compute that do the same in each, operator by operator.
     """
-    from arm_backend_core.quantization.annotator import connect, unify
+    from arm_backend_core.quantization.annotator import connect_observers, merge_observers
 
     modules = {method: _modules_by_path(models[method]) for method in observed}
     sequences = {method: _sequences(model, modules[method]) for method, model in observed.items()}
@@ -30,7 +30,7 @@ def observe_together(observed: Mapping[str, ObservedProgram], models: Mapping[st
             others = [other[module] for other in sequences.values() if module in other]
             if all(_operators(nodes) == _operators(other) for other in others):
                 places |= {node: (module, index) for index, node in enumerate(nodes)}
-    held = {node: key for model in observed.values() for node, key in model.held.items()}
+    held = {node: key for model in observed.values() for node, key in model.tensor_ids.items()}
 
     def place(where: Place) -> Hashable:
         source, node = (where, None) if isinstance(where, Node) else where
@@ -44,8 +44,8 @@ def observe_together(observed: Mapping[str, ObservedProgram], models: Mapping[st
         return ("operand", places[node], node.all_input_nodes.index(source)) if node in places else None
 
     everything = {where: observer for model in observed.values() for where, observer in model.observers.items()}
-    unify([model.observers for model in observed.values()], place)
-    connect(*((model.model, model.observers) for model in observed.values()))
+    merge_observers([model.observers for model in observed.values()], place)
+    connect_observers(*((model.model, model.observers) for model in observed.values()))
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 aten = torch.ops.aten
 
 
-def _like(overload: Any) -> Callable[..., Any]:
+def _hide_overload(overload: Any) -> Callable[..., Any]:
     """A function that torchao does not take for a batch norm."""
 
     def hidden(*args: Any, **keywords: Any) -> Any:
@@ -26,7 +26,7 @@ def _like(overload: Any) -> Callable[..., Any]:
 
 
 _HIDDEN = {
-    overload: _like(overload)
+    overload: _hide_overload(overload)
     for overload in (
         aten.batch_norm.default,
         aten._native_batch_norm_legit.default,
@@ -35,10 +35,10 @@ _HIDDEN = {
         aten.miopen_batch_norm.default,
     )
 }
-_SHOWN = {function: overload for overload, function in _HIDDEN.items()}
+_ORIGINAL = {function: overload for overload, function in _HIDDEN.items()}
 
 
-def converted(prepared: GraphModule) -> GraphModule:
+def convert(prepared: GraphModule) -> GraphModule:
     """What ``prepare_pt2e`` gave, calibrated, with quantize and dequantize operators."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
@@ -46,6 +46,6 @@ def converted(prepared: GraphModule) -> GraphModule:
         node.target = _HIDDEN.get(node.target, node.target)
     model: GraphModule = convert_pt2e(prepared)
     for node in model.graph.nodes:
-        node.target = _SHOWN.get(node.target, node.target)
+        node.target = _ORIGINAL.get(node.target, node.target)
     model.recompile()
     return model

@@ -28,20 +28,20 @@ from arm_backend_core.quantization import get_symmetric_a16w8_quantization_confi
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
 
-_PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
-_PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-_WAVES = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
+_PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
+_PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
+_SINE_OPS = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
 #: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
-_LEAST = 2.0**-6
+_MIN_UPPER_BOUND = 2.0**-6
 #: The largest of frequencies beside the smallest, from which on they are those of an embedding.
-_APART = 64.0
+_MIN_FREQUENCY_RATIO = 64.0
 
 
 class ProbabilityObserver(RangeObserver):
     """From 0 to a quarter above the largest element, and to 1 at most."""
 
     def _range(self, seen: Any) -> tuple[float, float]:
-        return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
+        return 0.0, min(max(1.25 * seen.high, _MIN_UPPER_BOUND), 1.0) if seen.count else 1.0
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
@@ -58,25 +58,25 @@ def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> No
         if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
             continue
         if isinstance(spec, FixedQParamsQuantizationSpec):
-            if "int16_attention" in algorithms and _is_unit(spec) and _weights_attention(node):
+            if "int16_attention" in algorithms and _has_unit_range(spec) and _is_attention_weight(node):
                 qscheme = torch.per_tensor_affine
                 annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
-        elif "int16_outputs" in algorithms and _ends(node):
+        elif "int16_outputs" in algorithms and _can_return_int16(node):
             annotation.output_qspec = get_symmetric_a16w8_quantization_config().activation
 
 
-def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
+def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
     return (spec.scale, spec.zero_point) == (1 / 256, -128)
 
 
-def _weights_attention(node: Node) -> bool:
+def _is_attention_weight(node: Node) -> bool:
     """Whether products and sums alone read it, or what is moved from it."""
     moved = [user for user in node.users if is_data_movement(user)]
     others = {overload_of(user.target) for user in node.users if user not in moved}
-    return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
+    return bool(node.users) and others <= _PRODUCT_OPS and all(map(_is_attention_weight, moved))
 
 
-def _ends(node: Node) -> bool:
+def _can_return_int16(node: Node) -> bool:
     """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
     record = find(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
@@ -87,19 +87,19 @@ def _ends(node: Node) -> bool:
 
 
 def _widen_angles(graph: Graph) -> None:
-    waves = [node for target in _WAVES for node in graph.find_nodes(op="call_function", target=target)]
+    waves = [node for target in _SINE_OPS for node in graph.find_nodes(op="call_function", target=target)]
     if not waves:
         return
     constants = Constants(cast(GraphModule, graph.owning_module))
     for wave in waves:
-        *moved, angle = _before(wave)
+        *moved, angle = _trace_movement(wave)
         if _is_embedding(angle, constants):
-            *sources, _ = _before(angle, next(x for x in angle.all_input_nodes if x not in constants))
+            *sources, _ = _trace_movement(angle, next(x for x in angle.all_input_nodes if x not in constants))
             for reader in (wave, *moved, angle, *sources):
-                _widen(reader, result=reader is angle)
+                _annotate_int16(reader, result=reader is angle)
 
 
-def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
+def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
     """What only moves what ``reader`` reads, backwards, and what that is from."""
     source = source or reader.all_input_nodes[0]
     while is_data_movement(source) and len(source.all_input_nodes) == 1:
@@ -116,10 +116,10 @@ def _is_embedding(angle: Node, constants: Constants) -> bool:
     if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
         return False
     sizes = constants.value(known[0]).abs()
-    return sizes.numel() > 1 and float(sizes.max()) >= _APART * float(sizes.min()) > 0
+    return sizes.numel() > 1 and float(sizes.max()) >= _MIN_FREQUENCY_RATIO * float(sizes.min()) > 0
 
 
-def _widen(reader: Node, *, result: bool) -> None:
+def _annotate_int16(reader: Node, *, result: bool) -> None:
     """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
     annotation = reader.meta.get(ANNOTATION)
     if annotation is None:

@@ -21,7 +21,7 @@ from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import WeightObserver
-from arm_backend_core.quantization.ptq import AT_A_TIME, ObservedProgram
+from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class _Use:
     @property
     def key(self) -> Hashable:
         """The same for another method's use of these tensors."""
-        return tuple(_tensor(self.model, node) for node in (self.weight, self.bias) if node is not None)
+        return tuple(_tensor_key(self.model, node) for node in (self.weight, self.bias) if node is not None)
 
     @property
-    def given_bias(self) -> Hashable:
+    def bias_tensor(self) -> Hashable:
         """Which of the user's tensors the bias is, None if it is none of these."""
-        return None if self.bias is None else self.model.held.get(self.bias)
+        return None if self.bias is None else self.model.tensor_ids.get(self.bias)
 
     @property
-    def is_whole(self) -> bool:
+    def owns_bias(self) -> bool:
         """Whether nothing else reads the bias."""
         return self.bias is None or self.bias.users.keys() == set(self.nodes)
 
@@ -62,15 +62,17 @@ class BiasCorrection:
         groups: dict[Hashable, list[_Use]] = {}
         for model in models:
             seen = Counter[Hashable]()  # within a model, layers are corrected one by one
-            for use in _uses(model):
+            for use in _find_uses(model):
                 groups.setdefault((use.key, seen[use.key]), []).append(use)
                 seen[use.key] += 1
-        whole = {use.bias for uses in groups.values() for use in uses if use.is_whole}
-        elsewhere = {key for model in models for node, key in model.held.items() if node.users and node not in whole}
-        self._layers: list[tuple[list[_Use], _Mean]] = []
+        whole = {use.bias for uses in groups.values() for use in uses if use.owns_bias}
+        elsewhere = {
+            key for model in models for node, key in model.tensor_ids.items() if node.users and node not in whole
+        }
+        self._layers: list[tuple[list[_Use], _ChannelMean]] = []
         for uses in groups.values():
-            if all(use.is_whole and use.given_bias not in elsewhere for use in uses):
-                mean = _Mean(axis=1 - uses[0].weight.meta["val"].dim())
+            if all(use.owns_bias and use.bias_tensor not in elsewhere for use in uses):
+                mean = _ChannelMean(axis=1 - uses[0].weight.meta["val"].dim())
                 self._layers.append((uses, mean))
                 for use in uses:
                     sources = dict.fromkeys(_operand(node, 0) for node in use.nodes)
@@ -80,31 +82,31 @@ class BiasCorrection:
         """Correct the biases, after the samples and before the models are quantized."""
         for uses, mean in self._layers:
             if mean.count:
-                old, new = _corrected(uses[0], mean)
+                old, new = _correct_bias(uses[0], mean)
                 for use in uses:
-                    _give(use, old, new)
+                    _set_bias(use, old, new)
 
 
-def _uses(model: ObservedProgram) -> Iterator[_Use]:
+def _find_uses(model: ObservedProgram) -> Iterator[_Use]:
     uses: dict[tuple[Node, Node | None], _Use] = {}
     for node in model.graph.nodes:
-        operands = _rounded(model, node)
+        operands = _find_quantized_operands(model, node)
         if operands is not None:
             uses.setdefault(operands, _Use(model, *operands, [])).nodes.append(node)
     yield from uses.values()
 
 
-def _tensor(model: ObservedProgram, node: Node) -> Hashable:
+def _tensor_key(model: ObservedProgram, node: Node) -> Hashable:
     """Which tensor of the user's model it is; of one that was made of these, as by folding a norm, what it holds."""
-    if node in model.held:
-        return model.held[node]
+    if node in model.tensor_ids:
+        return model.tensor_ids[node]
     tensor: Tensor = attrgetter(str(node.target))(model.model).detach()
     return tuple(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().data).digest()
 
 
-def _corrected(use: _Use, mean: _Mean) -> tuple[Tensor, Tensor]:
+def _correct_bias(use: _Use, mean: _ChannelMean) -> tuple[Tensor, Tensor]:
     """The bias as it was and as it is to be."""
-    shift = _shift(use.model, use.weight, use.nodes[0], mean)
+    shift = _mean_output_error(use.model, use.weight, use.nodes[0], mean)
     if use.bias is None:
         old = torch.zeros(len(shift), dtype=torch.float32)
     else:
@@ -112,11 +114,11 @@ def _corrected(use: _Use, mean: _Mean) -> tuple[Tensor, Tensor]:
     return old, (old.detach().double() - shift).to(old.dtype)
 
 
-def _shift(model: ObservedProgram, weight: Node, node: Node, mean: _Mean) -> Tensor:
+def _mean_output_error(model: ObservedProgram, weight: Node, node: Node, mean: _ChannelMean) -> Tensor:
     """What each output channel is off by."""
     name = str(weight.target)
     given = attrgetter(name)(model.model).detach()
-    exact = model.corrected.get(name, given).detach()
+    exact = model.original_values.get(name, given).detach()
     observer = model.observers[weight, node]
     scale = observer.calculate_qparams()[0].to(exact.dtype).reshape(-1, *[1] * (exact.dim() - 1))
     scale = scale.expand(len(exact), *scale.shape[1:])
@@ -124,7 +126,7 @@ def _shift(model: ObservedProgram, weight: Node, node: Node, mean: _Mean) -> Ten
     group = torch.arange(len(exact)) * len(inputs) // len(exact)
     shift = torch.empty(len(exact), dtype=torch.float64)
     # By parts: what a large weight takes as a whole is laid out behind the last one's, and memory is in pieces.
-    for part in torch.arange(len(exact)).split(max(1, AT_A_TIME * len(exact) // exact.numel())):
+    for part in torch.arange(len(exact)).split(max(1, CHUNK_ELEMENTS * len(exact) // exact.numel())):
         rows = slice(int(part[0]), int(part[-1]) + 1)
         error = (given[rows] / scale[rows]).round_().clamp_(observer.quant_min, observer.quant_max)
         error = error.mul_(scale[rows]).sub_(exact[rows])
@@ -133,15 +135,15 @@ def _shift(model: ObservedProgram, weight: Node, node: Node, mean: _Mean) -> Ten
     return shift
 
 
-def _give(use: _Use, old: Tensor, new: Tensor) -> None:
+def _set_bias(use: _Use, old: Tensor, new: Tensor) -> None:
     model, module, first = use.model, use.model.model, use.nodes[0]
     if use.bias is not None and (use.bias, first) in model.observers:
-        model.corrected[str(use.bias.target)] = old
+        model.original_values[str(use.bias.target)] = old
         setattr(module, str(use.bias.target), new)
         return
     with model.graph.inserting_before(first):
         constant = attribute(module, f"{first.name}_corrected", new)
-    model.floats[str(constant.target)] = old.detach()
+    model.float_constants[str(constant.target)] = old.detach()
     record = find(first)
     assert record is not None
     place = record.bias
@@ -149,7 +151,7 @@ def _give(use: _Use, old: Tensor, new: Tensor) -> None:
         node.args = (*node.args[:place], constant, *node.args[place + 1 :])
 
 
-class _Mean:
+class _ChannelMean:
     """The mean of a tensor over the samples, for each channel along ``axis``."""
 
     def __init__(self, axis: int) -> None:
@@ -162,7 +164,7 @@ class _Mean:
         self.count += x.numel() // x.shape[self._axis]
 
 
-def _rounded(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
+def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
     """Weight and bias of an operator whose weight is quantized, output channels first."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):

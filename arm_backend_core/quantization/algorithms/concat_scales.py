@@ -25,7 +25,7 @@ from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQ
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float
 from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
-from arm_backend_core.quantization.annotator import ANNOTATION, connect
+from arm_backend_core.quantization.annotator import ANNOTATION, connect_observers
 from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import RangeObserver
 
@@ -43,7 +43,7 @@ class ObservedModel(Protocol):
 
 
 #: How much coarser a scale may be: it takes two bits.
-_MOST = 4.0
+_MAX_SCALE_RATIO = 4.0
 #: The result of a node, or the operand that it is for a reader.
 Place = Node | tuple[Node, Node]
 
@@ -56,12 +56,12 @@ class _Group:
     """Tensors that the quantizer gives one scale.
 
     Attributes:
-        whole: observes them all.
+        observer: observes them all.
         pairs: operands, each with what joins it; those that are of one scale or all apart are together.
         returned: concatenations that the model returns.
     """
 
-    whole: RangeObserver
+    observer: RangeObserver
     places: Sequence[Place]
     pairs: Sequence[Sequence[Pair]]
     returned: Collection[Node]
@@ -84,20 +84,22 @@ class ConcatScales:
         places: dict[Any, list[Place]] = {}
         for place, observer in model.observers.items():
             places.setdefault(observer, []).append(place)
-        for observer in dict.fromkeys(model.observers.get(node) for node in model.graph.nodes if _joins(node)):
+        for observer in dict.fromkeys(
+            model.observers.get(node) for node in model.graph.nodes if _is_concatenation(node)
+        ):
             if isinstance(observer, RangeObserver):
-                self._part(observer, places[observer])
+                self._split_group(observer, places[observer])
         if self._groups:
-            self._connect()
+            self._connect_observers()
 
-    def _part(self, whole: RangeObserver, places: list[Place]) -> None:
+    def _split_group(self, whole: RangeObserver, places: list[Place]) -> None:
         """Beside the one observer, one for each tensor that is read elsewhere, with what is moved of it."""
         if any(TIMESTEP_SLOT in _source(place).meta for place in places):
             return  # the steps of a recurrent layer have their parameters in common
-        same = _tensors(places, self._specs)
-        operands = [place for place in places if isinstance(place, tuple) and _joins(place[1])]
+        same = _find_shared_scales(places, self._specs)
+        operands = [place for place in places if isinstance(place, tuple) and _is_concatenation(place[1])]
         placed = {same[place] for place in places}
-        read = placed & {same[node] for node in map(_source, places) if _is_computed_with(node)}
+        read = placed & {same[node] for node in map(_source, places) if _has_computing_reader(node)}
         may_be = self._wide and whole.dtype is torch.int8
         returned = {join for _, join in operands if may_be and _is_returned(join)}
         ends = {same[join] for join in returned}
@@ -134,19 +136,19 @@ class ConcatScales:
         """
         found = list[bool]()
         for group in self._groups:
-            self._settle(group, found, decided)
+            self._merge_similar(group, found, decided)
         if self._groups:
-            self._connect()
+            self._connect_observers()
         return found
 
-    def _settle(self, group: _Group, found: list[bool], decided: Sequence[bool] | None) -> None:
+    def _merge_similar(self, group: _Group, found: list[bool], decided: Sequence[bool] | None) -> None:
         observers, wide = self._model.observers, set[Any]()
         same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
         scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
         for pairs in group.pairs:
             tensors = [observers[place] for pair in pairs for place in pair]
             least, most = (end(scales[same[one]][side] for one in tensors) for side, end in enumerate((min, max)))
-            found.append(most <= _MOST * least if decided is None else decided[len(found)])
+            found.append(most <= _MAX_SCALE_RATIO * least if decided is None else decided[len(found)])
             if found[-1]:
                 same.union(*tensors)
                 scales[same[tensors[0]]] = least, most
@@ -156,24 +158,24 @@ class ConcatScales:
         for one in list(same):
             alike.setdefault(same[one], []).append(one)
         for every in alike.values():
-            one = group.whole if len(alike) == 1 else _pooled(every)
-            one = one if wide.isdisjoint(every) else _widened(one)
+            one = group.observer if len(alike) == 1 else _pool_observers(every)
+            one = one if wide.isdisjoint(every) else _to_int16(one)
             observers |= {place: one for place in group.places if observers[place] in every}
 
-    def _connect(self) -> None:
+    def _connect_observers(self) -> None:
         """Biases and weights follow from the observers of what they are multiplied with and added to."""
         observers = self._model.observers
         for place, spec in self._specs.items():
             if isinstance(spec, DerivedQuantizationSpec):
                 observers[place].obs_or_fqs = [observers[source] for source in spec.derived_from]
-        connect((self._model.model, observers))
+        connect_observers((self._model.model, observers))
 
 
-def _tensors(places: Iterable[Place], specs: Mapping[Place, Any]) -> UnionFind:
+def _find_shared_scales(places: Iterable[Place], specs: Mapping[Place, Any]) -> UnionFind:
     """Which of these places must have parameters in common, if no operand has those of a concatenation."""
     same = UnionFind(places)
     for place in list(same):
-        if isinstance(place, tuple) and _joins(place[1]):
+        if isinstance(place, tuple) and _is_concatenation(place[1]):
             same.union(place, place[1])
             continue
         if isinstance(place, tuple):
@@ -183,29 +185,29 @@ def _tensors(places: Iterable[Place], specs: Mapping[Place, Any]) -> UnionFind:
     return same
 
 
-def _pooled(observers: Sequence[RangeObserver]) -> RangeObserver:
+def _pool_observers(observers: Sequence[RangeObserver]) -> RangeObserver:
     """The first one, as if it had seen what all of them saw."""
-    first, every = observers[0], [observer._seen for observer in observers]
+    first, every = observers[0], [observer._statistics for observer in observers]
     low, high, stride = min(x.low for x in every), max(x.high for x in every), max(x.stride for x in every)
     values = [torch.cat(x.values)[:: stride // x.stride] for x in every if x.values]
-    first._seen = type(every[0])(low, high, sum(x.count for x in every), values, sum(map(len, values)), stride)
+    first._statistics = type(every[0])(low, high, sum(x.count for x in every), values, sum(map(len, values)), stride)
     return first
 
 
-def _widened(observer: RangeObserver) -> RangeObserver:
+def _to_int16(observer: RangeObserver) -> RangeObserver:
     """For int16, having seen the same."""
     spec = get_symmetric_a16w8_quantization_config().activation
     wide: RangeObserver = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
-    wide._seen = observer._seen
+    wide._statistics = observer._statistics
     return wide
 
 
-def _joins(node: Node) -> bool:
+def _is_concatenation(node: Node) -> bool:
     """Whether it moves several tensors into one."""
     return is_data_movement(node) and sum(map(is_float, node.all_input_nodes)) > 1
 
 
-def _is_computed_with(node: Node) -> bool:
+def _has_computing_reader(node: Node) -> bool:
     """Whether something reads its values, and not only moves them."""
     return any(user.op == "output" or (find(user) is not None and not is_data_movement(user)) for user in node.users)
 

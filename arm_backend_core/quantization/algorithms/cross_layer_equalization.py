@@ -24,11 +24,11 @@ from arm_backend_core.program import constants_of, identity, store_of
 
 aten = torch.ops.aten
 #: Channels whose factors are less apart are left as they are: other steps of the same size gain nothing on average.
-_APART = 4.0
+_MIN_FACTOR_RATIO = 4.0
 #: Largest factor of a channel, and one over the least.
-_MOST = 64.0
+_MAX_FACTOR = 64.0
 #: How far a normalized channel reaches, in standard deviations.
-_REACH = 3.0
+_NORM_RANGE = 3.0
 #: Layers: output channels come first in their weights; and the dimension of channels in what they read and give.
 _LAYERS: dict[Any, int] = {
     aten.linear.default: -1,
@@ -39,7 +39,7 @@ _LAYERS: dict[Any, int] = {
 #: Norms, and that dimension.
 _NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
 #: What does to x / s what it does to x, but for the factor, in each channel by itself.
-_THROUGH = {
+_EQUIVARIANT_OPS = {
     *(aten.relu.default, aten.relu_.default, aten.leaky_relu.default, aten.leaky_relu_.default),
     *(aten.max_pool1d.default, aten.max_pool2d.default, aten.avg_pool1d.default, aten.avg_pool2d.default),
     *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.dropout.default, aten.dropout_.default),
@@ -52,14 +52,14 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
     Args:
         names: parameters that may be others; None for all.
     """
-    tensors = _Tensors(program, names)
+    tensors = _Parameters(program, names)
     for node in program.graph.nodes:
-        source = _source(node, tensors)
-        readers = None if source is None else _readers(node, source.axis, tensors)
+        source = _match_source(node, tensors)
+        readers = None if source is None else _find_reading_layers(node, source.axis, tensors)
         if source is None or not readers:
             continue
-        columns = torch.stack([_largest(tensors.of(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
-        factors = _factors(_reach(source, tensors), columns)
+        columns = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
+        factors = _compute_factors(_channel_range(source, tensors), columns)
         if factors is not None:
             for parameter in (source.weight, source.bias):
                 tensors.scale(parameter, 1 / factors, 0)
@@ -106,7 +106,7 @@ class _Reader:
     gain: Tensor
 
 
-class _Tensors:
+class _Parameters:
     """Parameters that one operator alone reads, as they are by now."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
@@ -121,11 +121,11 @@ class _Tensors:
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}
 
-    def has(self, node: Any) -> bool:
+    def is_scalable(self, node: Any) -> bool:
         """Whether it is such a parameter, of float32."""
-        return isinstance(node, Node) and node.name in self._names and self.of(node).dtype is torch.float32
+        return isinstance(node, Node) and node.name in self._names and self.value(node).dtype is torch.float32
 
-    def of(self, node: Node) -> Tensor:
+    def value(self, node: Node) -> Tensor:
         """Its values."""
         name = self._names[node.name]
         tensor: Tensor = store_of(self._program, name)[name]
@@ -139,14 +139,14 @@ class _Tensors:
         weight, variance, eps = args[1], self._known.get(args[4]), args[7]
         if variance is None:
             return torch.ones(1)
-        gain = torch.rsqrt(variance.detach() + eps) * (self.of(weight).abs() if self.has(weight) else 1.0)
+        gain = torch.rsqrt(variance.detach() + eps) * (self.value(weight).abs() if self.is_scalable(weight) else 1.0)
         rank = cast(Any, layer.args[1]).meta["val"].dim()
         return gain.reshape(-1, *[1] * (rank - 1))
 
     def scale(self, node: Node | None, factors: Tensor, axis: int) -> None:
         """Multiply it, along a dimension."""
         if node is not None:
-            name, tensor = self._names[node.name], self.of(node)
+            name, tensor = self._names[node.name], self.value(node)
             shape = [-1 if i == axis else 1 for i in range(tensor.dim())]
             scaled = tensor * factors.reshape(shape)
             table = store_of(self._program, name)
@@ -155,35 +155,39 @@ class _Tensors:
             table[name] = scaled
 
 
-def _source(node: Node, tensors: _Tensors) -> _Source | None:
+def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
     args: Any = (*node.args, None, None, None)
     if node.kwargs or (node.target not in _NORMS and node.target not in _LAYERS):
         return None
     place = 1 if node.target in _LAYERS or node.target is aten.batch_norm.default else 2
     weight, bias = args[place], None if node.target is aten.rms_norm.default else args[place + 1]
-    if not tensors.has(weight) or not (bias is None or tensors.has(bias)):
+    if not tensors.is_scalable(weight) or not (bias is None or tensors.is_scalable(bias)):
         return None
     if place == 2 and len(args[1]) != 1:  # a norm over several dimensions
         return None
     return _Source(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
 
 
-def _readers(node: Node, axis: int, tensors: _Tensors) -> list[_Reader] | None:
+def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_Reader] | None:
     """Layers that read a tensor, if nothing else does."""
     found: list[_Reader] = []
     for user in node.users:
         inner: Iterable[_Reader | None] | None
-        inner = _readers(user, axis, tensors) if user.target in _THROUGH else [_reader(user, node, axis, tensors)]
+        inner = (
+            _find_reading_layers(user, axis, tensors)
+            if user.target in _EQUIVARIANT_OPS
+            else [_match_layer(user, node, axis, tensors)]
+        )
         if inner is None or None in inner:
             return None
         found += [reader for reader in inner if reader is not None]
     return found
 
 
-def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader | None:
+def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _Reader | None:
     weight: Any = node.args[1] if len(node.args) > 1 else None
     own, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
-    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.has(weight):
+    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.is_scalable(weight):
         return None
     shape, channels = weight.meta["val"].shape, source.meta["val"].shape[axis]
     depthwise = shape[1] == 1 and shape[0] == channels
@@ -192,24 +196,24 @@ def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader |
     return _Reader(weight, 0 if depthwise else 1, tensors.gain(node))
 
 
-def _reach(source: _Source, tensors: _Tensors) -> Tensor:
+def _channel_range(source: _Source, tensors: _Parameters) -> Tensor:
     """How far each channel reaches, but for a factor that all have in common."""
     if not source.is_norm:
-        return _largest(tensors.of(source.weight), 0)
-    offset = torch.zeros(1) if source.bias is None else tensors.of(source.bias)
-    return _REACH * tensors.of(source.weight).abs() + offset.abs()
+        return _max_abs(tensors.value(source.weight), 0)
+    offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)
+    return _NORM_RANGE * tensors.value(source.weight).abs() + offset.abs()
 
 
-def _largest(weight: Tensor, axis: int) -> Tensor:
+def _max_abs(weight: Tensor, axis: int) -> Tensor:
     return weight.abs().movedim(axis, 0).flatten(1).amax(1)
 
 
-def _factors(reach: Tensor, columns: Tensor) -> Tensor | None:
+def _compute_factors(reach: Tensor, columns: Tensor) -> Tensor | None:
     """s of each channel; None where they are much the same."""
     known = (reach > 0) & (columns > 0)
     factors = (reach / columns)[known].sqrt()
-    if not len(factors) or float(factors.max() / factors.min()) < _APART:
+    if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:
         return None
     found = torch.ones_like(reach)
-    found[known] = (factors / factors.log().mean().exp()).clamp(1 / _MOST, _MOST)
+    found[known] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
     return found

@@ -21,8 +21,8 @@ def fold_constant_adds(graph: Graph) -> None:
     sums = graph.find_nodes(op="call_function", target=aten.add.Tensor)
     constants = constant_nodes(graph) if len(sums) > 1 else set[Node]()
     for outer in sums:
-        inner, second = _terms(outer, constants)
-        x, first = _terms(inner, constants)
+        inner, second = _split_terms(outer, constants)
+        x, first = _split_terms(inner, constants)
         if inner is None or x is None or first is None or second is None or len(inner.users) > 1:
             continue
         a, b = first.meta["val"], second.meta["val"]
@@ -37,7 +37,7 @@ def fold_constant_adds(graph: Graph) -> None:
     drop_unread(graph)
 
 
-def _terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
+def _split_terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
     """What is computed and what is constant of a plain sum of both; None twice of anything else."""
     if node is None or node.target is not aten.add.Tensor or node.kwargs or not is_float(node):
         return None, None

@@ -26,21 +26,21 @@ _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.def
 
 @dataclass(frozen=True)
 class _Norm:
-    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; without ``centre`` the mean is taken as 0."""
+    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; without ``centred`` the mean is taken as 0."""
 
     x: Node
     dims: tuple[int, ...]
     eps: float
-    centre: bool
+    centred: bool
     gain: float = 1.0
 
-    def operator_in(self, node: Node, weight: Node | None) -> Node:
+    def emit(self, node: Node, weight: Node | None) -> Node:
         """The operator in the place of ``node``; ``weight`` [n] of the dimensions, which are the last ones then."""
         rank = self.x.meta["val"].dim()
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
         x = self.x if order == list(range(rank)) else call(node, aten.permute.default, self.x, order)
         sizes = [int(self.x.meta["val"].shape[dim]) for dim in self.dims]
-        if self.centre:
+        if self.centred:
             y = call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
         else:
             y = call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
@@ -52,7 +52,7 @@ class _Norm:
 def fuse_log_softmax(module: GraphModule) -> None:
     """Replace logarithms of softmaxes."""
     logarithms = module.graph.find_nodes(op="call_function", target=aten.log.default)
-    found = {log: x for log in logarithms if (x := _origin(log.args[0])).target is aten.softmax.int}
+    found = {log: x for log in logarithms if (x := _skip_casts(log.args[0])).target is aten.softmax.int}
     for log, softmax in found.items():
         with module.graph.inserting_before(log):
             log.replace_all_uses_with(call(log, aten.log_softmax.int, *softmax.args))
@@ -62,11 +62,11 @@ def fuse_log_softmax(module: GraphModule) -> None:
 
 def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
     """Replace norms that ``algorithms`` names, with the product by a constant of its size where one follows."""
-    norms = {node: found for node in module.graph.nodes if (found := _normalized(node)) is not None}
+    norms = {node: found for node in module.graph.nodes if (found := _match_norm(node)) is not None}
     norms = {
         node: found
         for node, found in norms.items()
-        if ("fused_norms" if found.centre else "fused_rms_norms") in algorithms
+        if ("fused_norms" if found.centred else "fused_rms_norms") in algorithms
     }
     if not norms:
         return
@@ -74,27 +74,27 @@ def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
         module.graph.erase_node(check)  # of types, while the model was traced
     constants = constant_nodes(module.graph)
     for node, norm in norms.items():
-        last, weight = _weighted(node, norm, constants)
+        last, weight = _match_weight(node, norm, constants)
         with module.graph.inserting_before(last):
-            last.replace_all_uses_with(norm.operator_in(last, weight))
+            last.replace_all_uses_with(norm.emit(last, weight))
     drop_unread(module.graph)
 
 
-def _normalized(node: Node) -> _Norm | None:
+def _match_norm(node: Node) -> _Norm | None:
     """The norm that ``node`` is the end of, of float32."""
-    for x, total in _quotients(node):
+    for x, total in _match_quotients(node):
         if total.target not in (aten.add.Tensor, aten.add.Scalar) or total.kwargs:
             continue
         variance, eps = total.args
-        x = _origin(x)
+        x = _skip_casts(x)
         if isinstance(variance, Node) and isinstance(eps, float) and x.meta["val"].dtype is torch.float32:
-            norm = _norm(x, variance, eps)
+            norm = _match_numerator(x, variance, eps)
             if norm is not None:
                 return norm
     return None
 
 
-def _quotients(node: Node) -> Iterator[tuple[Node, Node]]:
+def _match_quotients(node: Node) -> Iterator[tuple[Node, Node]]:
     """x and y where ``node`` is x / sqrt(y), by a product or a division."""
     if node.target not in (aten.mul.Tensor, aten.div.Tensor) or len(node.args) != 2 or node.kwargs:
         return
@@ -107,20 +107,20 @@ def _quotients(node: Node) -> Iterator[tuple[Node, Node]]:
                 inverse = aten.rsqrt.default if product else aten.sqrt.default
             powers = aten.pow.Tensor_Scalar, -0.5 if inverse is aten.rsqrt.default else 0.5
             if factor.target is inverse or (factor.target, *factor.args[1:]) == powers:
-                yield x, _origin(factor.args[0])
+                yield x, _skip_casts(factor.args[0])
 
 
-def _norm(x: Node, variance: Node, eps: float) -> _Norm | None:
+def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
     """The norm whose numerator is ``x``."""
-    whole, centre = _centred(x)
+    whole, centre = _match_centred(x)
     if variance.target is aten.mean.dim:
-        found = _mean(variance)
-        squared = _squared(found[0]) if found is not None else None
-        if found is None or squared is None or not (squared is x or _centred(squared) == (whole, centre)):
+        found = _match_mean(variance)
+        squared = _match_square(found[0]) if found is not None else None
+        if found is None or squared is None or not (squared is x or _match_centred(squared) == (whole, centre)):
             return None
         dims = found[1]
         return _Norm(whole, dims, eps, True) if dims == centre else _Norm(x, dims, eps, False)
-    spread = _variance(variance)
+    spread = _match_variance(variance)
     if spread is None or centre is None or spread[0] not in (x, whole) or spread[1] != centre:
         return None
     count = math.prod(x.meta["val"].shape[dim] for dim in centre)
@@ -128,7 +128,7 @@ def _norm(x: Node, variance: Node, eps: float) -> _Norm | None:
     return _Norm(whole, centre, eps * part, True, math.sqrt(part)) if part > 0 else None
 
 
-def _origin(node: Any) -> Any:
+def _skip_casts(node: Any) -> Any:
     """What a node is but for casts that change nothing."""
     while isinstance(node, Node) and node.target in _CASTS:
         source: Any = node.args[0]
@@ -138,27 +138,27 @@ def _origin(node: Any) -> Any:
     return node
 
 
-def _reduced(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
+def _reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
     """An operand and the dimensions that it is reduced over."""
     rank = x.meta["val"].dim()
     dims = [dims] if isinstance(dims, int) else dims or range(rank)
-    return _origin(x), tuple(sorted(dim % rank for dim in dims))
+    return _skip_casts(x), tuple(sorted(dim % rank for dim in dims))
 
 
-def _mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
+def _match_mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
     """What ``node`` is the mean of, and along which dimensions, which it keeps."""
     if node.target is operator.getitem and node.args[1] == 1:
-        spread = _variance(node.args[0])
+        spread = _match_variance(node.args[0])
         return spread and spread[:2]
     if node.target is not aten.mean.dim or node.kwargs or len(node.args) != 3 or not node.args[2]:
         return None
-    return _reduced(*node.args[:2])
+    return _reduction(*node.args[:2])
 
 
-def _variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
+def _match_variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
     """What ``node`` is the variance of, along which dimensions, which it keeps, and by what the count is lessened."""
     if node.target is operator.getitem and node.args[1] == 0:
-        return _variance(node.args[0])
+        return _match_variance(node.args[0])
     if node.target in (aten.var.correction, aten.var_mean.correction):
         less, keepdim = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
     elif node.target in (aten.var.dim, aten.var_mean.dim):
@@ -166,29 +166,29 @@ def _variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
     else:
         return None
     dims = node.args[1] if len(node.args) > 1 else None
-    return (*_reduced(node.args[0], dims), float(1 if less is None else less)) if keepdim else None
+    return (*_reduction(node.args[0], dims), float(1 if less is None else less)) if keepdim else None
 
 
-def _squared(node: Node) -> Any:
+def _match_square(node: Node) -> Any:
     """What ``node`` is the square of."""
     if node.target is aten.pow.Tensor_Scalar and node.args[1] == 2:
-        return _origin(node.args[0])
-    if node.target is aten.mul.Tensor and _origin(node.args[0]) is _origin(node.args[1]):
-        return _origin(node.args[0])
-    return _origin(node.args[0]) if node.target is aten.square.default else None
+        return _skip_casts(node.args[0])
+    if node.target is aten.mul.Tensor and _skip_casts(node.args[0]) is _skip_casts(node.args[1]):
+        return _skip_casts(node.args[0])
+    return _skip_casts(node.args[0]) if node.target is aten.square.default else None
 
 
-def _centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
+def _match_centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
     """What ``x`` is without its mean, and along which dimensions; else x."""
     if x.target is aten.sub.Tensor and not x.kwargs and len(x.args) == 2:
-        whole, mean = map(_origin, x.args)
-        found = _mean(mean) if isinstance(mean, Node) else None
+        whole, mean = map(_skip_casts, x.args)
+        found = _match_mean(mean) if isinstance(mean, Node) else None
         if isinstance(whole, Node) and found is not None and found[0] is whole:
             return whole, found[1]
     return x, None
 
 
-def _weighted(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
+def _match_weight(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
     """The end of a norm, and the constant that its result is multiplied with if nothing else reads it."""
     shape = norm.x.meta["val"].shape
     if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
@@ -196,7 +196,7 @@ def _weighted(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Nod
     end = node
     while len(end.users) == 1 and next(iter(end.users)).target in _CASTS:
         cast = next(iter(end.users))
-        if _origin(cast) is not _origin(end):
+        if _skip_casts(cast) is not _skip_casts(end):
             break
         end = cast
     reader = next(iter(end.users)) if len(end.users) == 1 else None

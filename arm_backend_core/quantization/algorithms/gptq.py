@@ -21,12 +21,12 @@ from arm_backend_core.quantization.observer import WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 
 #: Most levels on either side of 0: of more, what is lost by rounding is below what activations lose.
-_LEVELS = 16
+_MAX_LEVELS = 16
 #: Most inputs: the covariance of more takes longer than the layer.
-_WIDEST = 1024
+_MAX_COLUMNS = 1024
 _BLOCK = 32
 #: Inputs for each vector that was seen, at most.
-_ROWS = 4
+_MAX_COLUMNS_PER_VECTOR = 4
 
 
 class Gptq:
@@ -41,7 +41,7 @@ class Gptq:
         self._moments: dict[Node, tuple[list[Node], _Moments]] = {}
         readers: dict[Node, list[Node]] = {}
         for node in model.graph.nodes:
-            weight = _weight(model, node)
+            weight = _find_weight(model, node)
             if weight is not None:
                 readers.setdefault(weight, []).append(node)
         for weight, nodes in readers.items():
@@ -58,11 +58,13 @@ class Gptq:
         for weight, (nodes, moments) in self._moments.items():
             name, observer = str(weight.target), self._model.observers[weight, nodes[0]]
             exact = attrgetter(name)(module).detach()
-            if moments.count * _ROWS < weight.meta["val"].shape[1]:
+            if moments.count * _MAX_COLUMNS_PER_VECTOR < weight.meta["val"].shape[1]:
                 continue  # so few say more of themselves than of what will come
             scale = observer.calculate_qparams()[0].double().reshape(-1, 1)
-            rounded = _rounded(exact.double().flatten(1), scale, observer.quant_max, moments.products(self._centred))
-            self._model.corrected[name] = exact
+            rounded = _round_weight(
+                exact.double().flatten(1), scale, observer.quant_max, moments.covariance(self._centred)
+            )
+            self._model.original_values[name] = exact
             setattr(module, name, rounded.reshape(exact.shape).to(exact.dtype))
 
 
@@ -78,7 +80,7 @@ class _Moments:
         self._sum, self._products = self._sum + rows.sum(0), self._products + rows.T @ rows
         self.count += len(rows)
 
-    def products(self, centred: bool) -> Tensor:
+    def covariance(self, centred: bool) -> Tensor:
         """Their mean, drawn towards its diagonal by as much as few vectors leave open (Chen et al. 2010).
 
         Args:
@@ -93,7 +95,7 @@ class _Moments:
         return (1 - part) * found + torch.diag(part * diagonal + 0.01 * total / n + 1e-30)
 
 
-def _weight(model: ObservedProgram, node: Node) -> Node | None:
+def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
     """The weight of a layer that is one matrix of few levels."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
@@ -106,10 +108,10 @@ def _weight(model: ObservedProgram, node: Node) -> Node | None:
     assert isinstance(x, Node)
     columns = values[0].numel()
     whole = columns == values.shape[1] == x.meta["val"].shape[1 - values.dim()]
-    return weight if whole and columns <= _WIDEST and observer.quant_max < _LEVELS else None
+    return weight if whole and columns <= _MAX_COLUMNS and observer.quant_max < _MAX_LEVELS else None
 
 
-def _rounded(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
+def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
     """[rows, columns] in steps of ``scale``; each column's error goes on to those that come after it."""
     order = covariance.diagonal().argsort(descending=True)
     inverse = torch.linalg.inv(covariance[order][:, order])

@@ -22,11 +22,11 @@ from arm_backend_core.quantization.graph_interpreter import readers_through
 aten = torch.ops.aten
 
 #: What chooses the largest, or the least, whatever the numbers are.
-_LARGEST = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
-_LEAST = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
-_COMPARISONS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_MAX_OPS = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
+_MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
+_COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 #: What fills -> (which argument is filled, the number) of each way.
-_FILLINGS: dict[Any, tuple[tuple[int, int], ...]] = {
+_FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), ((1, 2), (2, 1))),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
 }
@@ -37,16 +37,16 @@ def bound_mask_fill(module: GraphModule) -> None:
 
     Where a row has nothing else, int8 would hold no more of such a number; a comparison may still tell it from others.
     """
-    chosen = [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]
+    chosen = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
     if not chosen:
         return
     constants = Constants(module)
     for node in chosen:
-        last = -1 if node.target in _LARGEST else 1
+        last = -1 if node.target in _MAX_OPS else 1
         if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
             last = 1
         layers, source = [], node.args[0]
-        while (found := _filling(source, last, constants)) is not None:
+        while (found := _match_fill(source, last, constants)) is not None:
             layers.append((source, *found))
             source = found[0]
         if not layers or _is_compared(node):
@@ -67,9 +67,9 @@ def bound_mask_fill(module: GraphModule) -> None:
     drop_unread(module.graph)
 
 
-def _filling(node: Node, last: int, constants: Constants) -> tuple[Node, float, int] | None:
+def _match_fill(node: Node, last: int, constants: Constants) -> tuple[Node, float, int] | None:
     """What ``node`` fills with a number far beyond real ones, the number, and which argument is filled."""
-    for of, filling in _FILLINGS.get(node.target, ()):
+    for of, filling in _FILL_ARGUMENTS.get(node.target, ()):
         x, number = node.args[of], node.args[filling]
         if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
             number = constants.value(number).item()
@@ -85,4 +85,4 @@ def _is_compared(node: Node) -> bool:
         return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
     read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
-    return bool(read & _COMPARISONS)
+    return bool(read & _COMPARISON_OPS)

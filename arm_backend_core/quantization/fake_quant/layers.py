@@ -35,7 +35,7 @@ class BatchNorm:
     momentum: float
     eps: float
 
-    def of_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+    def normalize_by_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """``y``, which was normalized by running statistics, by those of the batch; running ones are updated.
 
         y = gain * (z - mean) + bias, where z is what the layer itself gives, so that statistics of z follow from those
@@ -72,20 +72,20 @@ class Dropout:
 
     Attributes:
         function: of PyTorch.
-        share: of what is dropped.
+        probability: of what is dropped.
     """
 
     function: Any
-    share: float
+    probability: float
 
     def __call__(self, x: Tensor) -> Tensor:
         """Drop some of ``x``."""
-        made: Tensor = self.function(x, self.share, True)
+        made: Tensor = self.function(x, self.probability, True)
         return made
 
 
 @dataclass
-class Layers:
+class TrainingLayers:
     """Those of a captured program.
 
     Attributes:
@@ -97,7 +97,7 @@ class Layers:
     dropouts: dict[str, Dropout]
 
     @classmethod
-    def of(cls, program: ExportedProgram) -> Layers:
+    def from_program(cls, program: ExportedProgram) -> TrainingLayers:
         """To be asked before the program is prepared."""
         signature = program.graph_signature
         names: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -114,19 +114,19 @@ class Layers:
                     dropouts[node.args[0].name] = Dropout(getattr(aten, name).default, float(node.args[1]))
         return cls(norms, dropouts)
 
-    def places(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
+    def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
         """Where they are in the program as it was prepared: the nodes whose results they change."""
         nodes = {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():
-            node = _depthwise(graph, name) or nodes.get(source)
+            node = _find_norm_convolution(graph, name) or nodes.get(source)
             record = None if node is None else find(node)
             if node is not None and record is not None and record.kind is Kind.CONV and name not in nodes:
                 norms[node] = norm
         return norms, {nodes[name]: dropout for name, dropout in self.dropouts.items() if name in nodes}
 
 
-def _depthwise(graph: Graph, norm: str) -> Node | None:
+def _find_norm_convolution(graph: Graph, norm: str) -> Node | None:
     """The convolution that stands for a batch norm which nothing before it could take in."""
     for node in graph.find_nodes(op="get_attr"):
         if str(node.target).rstrip("_") == f"{norm}_gain":
@@ -134,6 +134,6 @@ def _depthwise(graph: Graph, norm: str) -> Node | None:
     return None
 
 
-def tensors_of(model: torch.nn.Module) -> Mapping[str, Tensor]:
+def named_tensors(model: torch.nn.Module) -> Mapping[str, Tensor]:
     """Parameters and buffers by name, tied ones by each of their names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -15,14 +15,14 @@ from torch import Tensor
 from arm_backend_core.quantization.observer import SMALLEST_SCALE, RangeObserver
 
 #: What becomes of ranges in training.
-Mode = Literal["learned", "follow"]
+RangeMode = Literal["learned", "follow"]
 #: How much of the way to what a batch shows a followed range goes.
 _MOMENTUM = 0.01
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 Parameters = tuple[Tensor, Tensor]
 
 
-class _Rounded(torch.autograd.Function):
+class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: int, high: int) -> Tensor:
         steps = torch.round(x * (1 / scale)) + zero_point
@@ -48,7 +48,7 @@ class _Rounded(torch.autograd.Function):
         return grad * inside, of_scale, of_zero, None, None
 
 
-def rounded(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
+def fake_quantize(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
     """What is left of ``x`` as integers of ``limits``, as real numbers.
 
     Args:
@@ -56,11 +56,11 @@ def rounded(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: in
     """
     scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in parameters)
     shape = [] if axis is None else [-1 if i == axis % x.dim() else 1 for i in range(x.dim())]
-    made: Tensor = _Rounded.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
+    made: Tensor = _FakeQuantize.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
     return made
 
 
-class Range(torch.nn.Module):
+class QuantizationRange(torch.nn.Module):
     """What the integers of one or of several tensors span; it begins as calibration found it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Range(torch.nn.Module):
     factors: Tensor
     stretch: torch.nn.Parameter | None
 
-    def __init__(self, observer: RangeObserver, mode: Mode) -> None:
+    def __init__(self, observer: RangeObserver, mode: RangeMode) -> None:
         super().__init__()
         scale, zero_point = (value.double().reshape(()) for value in observer.calculate_qparams())
         self.limits = observer.quant_min, observer.quant_max

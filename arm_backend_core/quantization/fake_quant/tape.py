@@ -22,14 +22,14 @@ _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RecordedCall:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    made: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
 
 
-class Tape(TorchDispatchMode):
+class ParameterTape(TorchDispatchMode):
     """Records what is computed of some tensors while it is entered.
 
     Tensors are known by identity; the tape keeps all of them, so that no identity is used twice.
@@ -42,7 +42,7 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self._roots = dict(roots)
         self._known = {id(tensor): tensor for tensor in roots.values()}
-        self._calls: list[_Call] = []
+        self._calls: list[_RecordedCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -51,21 +51,21 @@ class Tape(TorchDispatchMode):
             real = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
             if real and not func._schema.is_mutable:
                 self._known |= {id(x): x for x in results}
-                self._calls.append(_Call(func, tuple(args), dict(kwargs or {}), tuple(results)))
+                self._calls.append(_RecordedCall(func, tuple(args), dict(kwargs or {}), tuple(results)))
         return made
 
-    def keep(self, tensors: Iterable[Tensor]) -> None:
+    def keep_only(self, tensors: Iterable[Tensor]) -> None:
         """Forget what none of these is computed of."""
         needed, kept = {id(x) for x in tensors}, []
         for call in reversed(self._calls):
-            if any(id(x) in needed for x in call.made):
+            if any(id(x) in needed for x in call.results):
                 needed |= {id(x) for x in _tensors((call.args, call.kwargs))}
                 kept.append(call)
         self._calls = kept[::-1]
-        held = [*self._roots.values(), *(x for call in kept for x in call.made)]
+        held = [*self._roots.values(), *(x for call in kept for x in call.results)]
         self._known = {id(x): x for x in held}
 
-    def derived(self, tensor: Tensor) -> bool:
+    def is_derived(self, tensor: Tensor) -> bool:
         """Whether ``tensor`` is a root, or computed of one."""
         return id(tensor) in self._known
 
@@ -89,7 +89,7 @@ class Tape(TorchDispatchMode):
         for call in self._calls:
             args, kwargs = pytree.tree_map(current, (call.args, call.kwargs))
             made = args[0] if call.function in _ALIASES else call.function(*args, **kwargs)
-            values |= {id(old): new for old, new in zip(call.made, _tensors(made), strict=True)}
+            values |= {id(old): new for old, new in zip(call.results, _tensors(made), strict=True)}
         return current
 
 

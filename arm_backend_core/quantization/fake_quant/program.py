@@ -1,7 +1,7 @@
 """A model's program for inputs of certain shapes, as training runs it.
 
 Annotations and places of rounding are those of the program that is exported. What it is computed with is not: weights
-are folded anew at each step (``Tape``), and what rounds a tensor has the parameters that training gave it.
+are folded anew at each step (``ParameterTape``), and what rounds a tensor has the parameters that training gave it.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from torchao.quantization.pt2e.utils import is_per_channel
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import store_of
-from arm_backend_core.quantization.annotator import connect_weight
-from arm_backend_core.quantization.fake_quant.layers import Layers
-from arm_backend_core.quantization.fake_quant.ranges import Parameters, Range, rounded
-from arm_backend_core.quantization.fake_quant.tape import Tape
-from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, Paths, paths_of
+from arm_backend_core.quantization.annotator import update_weight_observer
+from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
+from arm_backend_core.quantization.fake_quant.ranges import Parameters, QuantizationRange, fake_quantize
+from arm_backend_core.quantization.fake_quant.tape import ParameterTape
+from arm_backend_core.quantization.graph_interpreter import BranchConditions, GraphInterpreter, find_branch_conditions
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def activations(observed: ObservedProgram) -> list[RangeObserver]:
+def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
     """What observes tensors that differ from call to call and has a range to choose, in the program's order."""
     unique = dict.fromkeys(observed.observers.values())
-    return [one for one in unique if isinstance(one, RangeObserver) and not one.exact]
+    return [one for one in unique if isinstance(one, RangeObserver) and not one.is_constant]
 
 
 def set_parameters(observer: RangeObserver, parameters: Parameters) -> None:
     """Let an observer give these parameters, whatever it saw."""
     scale, zero_point = (value.detach().cpu().reshape(1) for value in parameters)
-    observer._seen.parameters = scale.float(), zero_point.round().long()
+    observer._statistics.parameters = scale.float(), zero_point.round().long()
 
 
 @dataclass
-class Settings:
+class StepSettings:
     """What differs between calls.
 
     Attributes:
-        ranges: of activations, in the order of ``activations``.
+        ranges: of activations, in the order of ``activation_observers``.
         tensors: the model's own, by name.
         training: dropout drops, and ranges that are not learned follow.
-        live: batch norms normalize by the statistics of the batch.
+        batch_statistics: batch norms normalize by the statistics of the batch.
     """
 
-    ranges: Sequence[Range]
+    ranges: Sequence[QuantizationRange]
     tensors: Mapping[str, Tensor]
     training: bool
-    live: bool
+    batch_statistics: bool
 
 
 class FakeQuantProgram:
@@ -71,36 +71,38 @@ class FakeQuantProgram:
 
     Attributes:
         observed: the annotated program.
-        sums: operators whose weights' scales depend on their biases.
+        weighted_nodes: operators whose weights' scales depend on their biases.
         norms, dropouts: by the node whose result they change.
-        placed: operators that are told a device.
-        states: names of buffers that the model writes, by the node of each.
-        paths: of ``paths_of``.
+        device_nodes: operators that are told a device.
+        state_names: names of buffers that the model writes, by the node of each.
+        conditions: of ``find_branch_conditions``.
     """
 
     def __init__(self, program: ExportedProgram, observe: Callable[[ExportedProgram], ObservedProgram]) -> None:
-        layers, signature = Layers.of(program), program.graph_signature
-        names = [str(spec.target) for spec in signature.input_specs if spec.kind in _HELD]
+        layers, signature = TrainingLayers.from_program(program), program.graph_signature
+        names = [str(spec.target) for spec in signature.input_specs if spec.kind in _CONSTANT_KINDS]
         self._tensors = {name: store_of(program, name)[name] for name in names}
         self._out_spec = program.call_spec.out_spec
-        self._results = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
-        with torch.no_grad(), Tape(self._tensors) as self._tape:
+        self._output_count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
+        with torch.no_grad(), ParameterTape(self._tensors) as self._tape:
             self.observed = observe(program)
         graph, module = self.observed.graph, self.observed.model
         held = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
         self._attributes: dict[str, Tensor] = {name: attrgetter(name)(module) for name in held}
-        self._tape.keep(self._attributes.values())
-        self.norms, self.dropouts = layers.places(graph)
-        self.placed = {
+        self._tape.keep_only(self._attributes.values())
+        self.norms, self.dropouts = layers.locate(graph)
+        self.device_nodes = {
             node for node in graph.nodes if any(map(_is_device, pytree.tree_leaves((node.args, node.kwargs))))
         }
-        self.paths: Paths = paths_of(graph)
-        self.sums = [node for node in graph.nodes if (record := find(node)) is not None and record.kind is Kind.CONV]
+        self.conditions: BranchConditions = find_branch_conditions(graph)
+        self.weighted_nodes = [
+            node for node in graph.nodes if (record := find(node)) is not None and record.kind is Kind.CONV
+        ]
         targets = {held[name]: str(spec.target) for name, spec in self.observed._specs.items() if name in held}
         writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-        self.states = {write.args[0]: targets[write.args[0]] for write in writes}
+        self.state_names = {write.args[0]: targets[write.args[0]] for write in writes}
 
-    def constants(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def update_constants(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What attributes of the program are with the model's ``tensors``; the program then has them too."""
         current = self._tape.replay(lambda name: tensors.get(name, self._tensors[name]))
         constants = {name: current(tensor) for name, tensor in self._attributes.items()}
@@ -108,29 +110,29 @@ class FakeQuantProgram:
             self.observed.model._buffers[name] = value.detach()
         return constants
 
-    def run(self, inputs: Sequence[Any], settings: Settings) -> Any:
+    def run(self, inputs: Sequence[Any], settings: StepSettings) -> Any:
         """What the model gives for the leaves of its inputs, rounded as the target rounds."""
-        step = Step(self, settings)
+        step = FakeQuantInterpreter(self, settings)
         results = step.run(inputs)
         with torch.no_grad():
             for name, value in step.written.items():
                 settings.tensors[name].copy_(value)
-        return pytree.tree_unflatten(results[-self._results :], self._out_spec)
+        return pytree.tree_unflatten(results[-self._output_count :], self._out_spec)
 
 
-class Step(GraphInterpreter):
+class FakeQuantInterpreter(GraphInterpreter):
     """One run of a form."""
 
-    def __init__(self, form: FakeQuantProgram, settings: Settings) -> None:
-        super().__init__(form.observed.graph, form.paths)
-        self._form, self._settings = form, settings
+    def __init__(self, form: FakeQuantProgram, settings: StepSettings) -> None:
+        super().__init__(form.observed.graph, form.conditions)
+        self._program, self._settings = form, settings
         self._observers = form.observed.observers
         self.written: dict[str, Tensor] = {}
-        self._constants = form.constants(settings.tensors)
+        self._constants = form.update_constants(settings.tensors)
         self._device = next(iter(self._constants.values())).device if self._constants else None
-        self._spans = dict(zip(activations(form.observed), settings.ranges, strict=True))
-        self._parameters: dict[Any, Parameters] = {observer: span() for observer, span in self._spans.items()}
-        self._read: dict[tuple[Node, Any], Tensor] = {}
+        self._ranges = dict(zip(activation_observers(form.observed), settings.ranges, strict=True))
+        self._parameters: dict[Any, Parameters] = {observer: span() for observer, span in self._ranges.items()}
+        self._operands: dict[tuple[Node, Any], Tensor] = {}
         for observer, parameters in self._parameters.items():
             set_parameters(observer, parameters)
         self._observe_weights()
@@ -142,62 +144,62 @@ class Step(GraphInterpreter):
         }
         for observer in weights:
             observer.accumulators.clear()
-        for node in self._form.sums:
-            connect_weight(self._form.observed.model, node, self._observers)
+        for node in self._program.weighted_nodes:
+            update_weight_observer(self._program.observed.model, node, self._observers)
         for observer, place in weights.items():
             source = place if isinstance(place, Node) else place[0]
             if source.op == "get_attr":
-                self._find(observer, self._constants[str(source.target)])
+                self._update_parameters(observer, self._constants[str(source.target)])
 
-    def held(self, node: Node) -> Any:
+    def get_attr(self, node: Node) -> Any:
         """A parameter, folded with what it is folded with."""
         return self._constants[str(node.target)]
 
-    def called(self, node: Node, args: Any, kwargs: Any) -> Any:
+    def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         """The result of an operator; what a buffer is to hold is written when the step is done."""
-        if node.target is torch.ops.aten.copy_.default and node.args[0] in self._form.states:
-            self.written[self._form.states[node.args[0]]] = args[1].detach()
+        if node.target is torch.ops.aten.copy_.default and node.args[0] in self._program.state_names:
+            self.written[self._program.state_names[node.args[0]]] = args[1].detach()
             return args[1]
-        if node in self._form.placed:
-            args, kwargs = pytree.tree_map(self._moved, (args, kwargs))
-        return super().called(node, args, kwargs)
+        if node in self._program.device_nodes:
+            args, kwargs = pytree.tree_map(self._to_device, (args, kwargs))
+        return super().call_function(node, args, kwargs)
 
-    def _moved(self, x: Any) -> Any:
+    def _to_device(self, x: Any) -> Any:
         """What a program makes of nothing, it makes where its parameters are now."""
         return self._device if _is_device(x) and self._device is not None else x
 
-    def made(self, node: Node, value: Any) -> Any:
+    def on_result(self, node: Node, value: Any) -> Any:
         """A result, normalized, rounded, and in part dropped."""
-        form, settings = self._form, self._settings
-        if settings.live and node in form.norms:
-            value = form.norms[node].of_batch(value, settings.tensors)
+        form, settings = self._program, self._settings
+        if settings.batch_statistics and node in form.norms:
+            value = form.norms[node].normalize_by_batch(value, settings.tensors)
         observer = self._observers.get(node)
         if observer is not None:
-            value = self._rounded(observer, value)
+            value = self._fake_quantize(observer, value)
         return form.dropouts[node](value) if settings.training and node in form.dropouts else value
 
-    def read(self, source: Node, reader: Node, value: Any) -> Any:
+    def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
         """An operand that one reader rounds otherwise than its producer."""
         observer = self._observers.get((source, reader))
         if observer is None or observer is self._observers.get(source):
             return value
         key = source, observer
-        if key not in self._read:
-            self._read[key] = self._rounded(observer, value)
-        return self._read[key]
+        if key not in self._operands:
+            self._operands[key] = self._fake_quantize(observer, value)
+        return self._operands[key]
 
-    def _rounded(self, observer: Any, value: Tensor) -> Tensor:
-        if self._settings.training and observer in self._spans:
-            self._spans[observer].follow(value)
+    def _fake_quantize(self, observer: Any, value: Tensor) -> Tensor:
+        if self._settings.training and observer in self._ranges:
+            self._ranges[observer].follow(value)
         if observer not in self._parameters:
-            self._find(observer, value)
+            self._update_parameters(observer, value)
         axis = observer.ch_axis if is_per_channel(observer.qscheme) else None
-        return rounded(value, self._parameters[observer], (observer.quant_min, observer.quant_max), axis)
+        return fake_quantize(value, self._parameters[observer], (observer.quant_min, observer.quant_max), axis)
 
-    def _find(self, observer: Any, value: Tensor) -> None:
+    def _update_parameters(self, observer: Any, value: Tensor) -> None:
         """What a constant is rounded with; fixed parameters, and those that follow from others', are known."""
         if isinstance(observer, RangeObserver):
-            observer._seen = type(observer._seen)()
+            observer._statistics = type(observer._statistics)()
             # Scales of weights are found where these are; what finds other ranges computes on the CPU.
             observer(value.detach() if isinstance(observer, WeightObserver) else value.detach().cpu())
         self._parameters[observer] = observer.calculate_qparams()
