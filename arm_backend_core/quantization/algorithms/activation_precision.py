@@ -1,11 +1,12 @@
-"""Finer grids for three kinds of tensors, where a whole program is known: annotations change before observers are made.
+"""Activation precision: finer quantization of three kinds of tensors. Changes annotations before observers exist.
 
-- The weights of attention, or of places (soft-argmax), are small where there are many, and only products read them. In
-  steps of 1/256, which hold any result of a softmax, most of what they say is lost: they get the range that calibration
-  shows.
-- What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
-- Real numbers times frequencies, of which sines and cosines are taken (timesteps of diffusion, positions), turn often:
-  in 256 steps of a thousand radians nothing is left of the angle. They, their source and the frequencies are int16.
+- ``int16_attention``: attention weights (also of soft-argmax) become small when there are many, and only products read
+  them. The fixed scale 1/256 of a softmax loses most of their information, so they get a calibrated range.
+- ``int16_outputs``: results of the model are converted to float, and an operator that ends in a RESCALE produces int16
+  at the cost of int8.
+- ``int16_angles``: arguments of sine and cosine that are products with frequencies (timesteps of diffusion models,
+  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles, their
+  source and the frequencies become int16.
 """
 
 from __future__ import annotations
@@ -31,24 +32,24 @@ from arm_backend_core.quantization.observer import RangeObserver
 _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
 _SINE_OPS = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
-#: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
+#: Smallest upper bound of a range of probabilities: a scale of 2**-14, four times the error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
-#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
+#: Ratio of the largest to the smallest frequency from which constants count as those of an embedding.
 _MIN_FREQUENCY_RATIO = 64.0
 
 
 class ProbabilityObserver(RangeObserver):
-    """From 0 to a quarter above the largest element, and to 1 at most."""
+    """Observer with the range [0, 1.25 * maximum], at most [0, 1]."""
 
     def _range(self, seen: Any) -> tuple[float, float]:
         return 0.0, min(max(1.25 * seen.high, _MIN_UPPER_BOUND), 1.0) if seen.count else 1.0
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
+    """Change the annotations of an annotated graph. Results of annotated model outputs keep theirs.
 
     Args:
-        algorithms: names of improvements, of which "int16_angles", "int16_attention" and "int16_outputs" are done here.
+        algorithms: names of algorithms; "int16_angles", "int16_attention" and "int16_outputs" have an effect here.
     """
     if "int16_angles" in algorithms:
         _widen_angles(graph)
@@ -70,14 +71,14 @@ def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
 
 
 def _is_attention_weight(node: Node) -> bool:
-    """Whether products and sums alone read it, or what is moved from it."""
+    """Whether only products and sums read the node, directly or through data movement."""
     moved = [user for user in node.users if is_data_movement(user)]
     others = {overload_of(user.target) for user in node.users if user not in moved}
     return bool(node.users) and others <= _PRODUCT_OPS and all(map(_is_attention_weight, moved))
 
 
 def _can_return_int16(node: Node) -> bool:
-    """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
+    """Whether only the model's output reads the node and its operator can produce int16."""
     record = find(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
@@ -100,7 +101,7 @@ def _widen_angles(graph: Graph) -> None:
 
 
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
-    """What only moves what ``reader`` reads, backwards, and what that is from."""
+    """Yield the data movement in front of ``reader``, backwards, and then the node whose data is moved."""
     source = source or reader.all_input_nodes[0]
     while is_data_movement(source) and len(source.all_input_nodes) == 1:
         yield source
@@ -109,7 +110,7 @@ def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
 
 
 def _is_embedding(angle: Node, constants: Constants) -> bool:
-    """Whether it is real numbers times frequencies that are far from each other."""
+    """Whether ``angle`` is a product of floats and constant frequencies at least ``_MIN_FREQUENCY_RATIO`` apart."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False
     known = [x for x in angle.all_input_nodes if x in constants]
@@ -120,11 +121,11 @@ def _is_embedding(angle: Node, constants: Constants) -> bool:
 
 
 def _annotate_int16(reader: Node, *, result: bool) -> None:
-    """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
+    """Replace int8 by int16 in the annotations of the operands of ``reader`` and, if ``result``, of its result."""
     annotation = reader.meta.get(ANNOTATION)
     if annotation is None:
         return
-    wide, read = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
-    read |= {node: wide for node, spec in read.items() if getattr(spec, "dtype", None) is torch.int8}
+    int16, inputs = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
+    inputs |= {node: int16 for node, spec in inputs.items() if getattr(spec, "dtype", None) is torch.int8}
     if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
-        annotation.output_qspec = wide
+        annotation.output_qspec = int16

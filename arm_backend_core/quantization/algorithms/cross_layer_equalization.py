@@ -1,11 +1,11 @@
-"""Channels between two layers are brought to like ranges, where those differ much.
+"""Cross-layer equalization: rescale the channels between two layers to similar ranges.
 
-A tensor has one scale for all its channels: one that a layer makes small, and the next makes large again, has few steps
-of it. Between layers with nothing but relu or pooling in between, channel j of what the first one gives is divided by
-s_j, and what the next multiplies it with is multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) brings the
-range r_j of the channel and the largest weight w_j that reads it to one size (cross-layer equalization, Nagel et al.
-2019; behind a norm it is what SmoothQuant does, Xiao et al. 2022). Ranges are told from parameters: few samples say
-little of a channel's range, and what is beyond it would be clipped.
+An activation has one scale for all channels, so a channel with a small range gets few levels of it. Where only relu or
+pooling stands between two layers, output channel j of the first layer is divided by s_j and the weights of the second
+layer that read it are multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) equalizes the range r_j of the
+channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant, Xiao et al.
+2022). Ranges are estimated from the parameters, because few samples do not show the range of a channel reliably and
+values beyond the range would be clipped.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from torch.fx import Node
 from arm_backend_core.program import constants_of, identity, store_of
 
 aten = torch.ops.aten
-#: Channels whose factors are less apart are left as they are: other steps of the same size gain nothing on average.
+#: Smallest ratio of the largest to the smallest factor that is worth equalizing; below it nothing is gained on average.
 _MIN_FACTOR_RATIO = 4.0
-#: Largest factor of a channel, and one over the least.
+#: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
-#: How far a normalized channel reaches, in standard deviations.
+#: Assumed range of a normalized channel, in standard deviations.
 _NORM_RANGE = 3.0
-#: Layers: output channels come first in their weights; and the dimension of channels in what they read and give.
+#: Layers whose weights have the output channels first -> channel dimension of their input and output.
 _LAYERS: dict[Any, int] = {
     aten.linear.default: -1,
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
     aten.conv3d.default: 1,
 }
-#: Norms, and that dimension.
+#: Norms -> channel dimension.
 _NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
-#: What does to x / s what it does to x, but for the factor, in each channel by itself.
+#: Operators with f(x / s) = f(x) / s for positive s in each channel.
 _EQUIVARIANT_OPS = {
     *(aten.relu.default, aten.relu_.default, aten.leaky_relu.default, aten.leaky_relu_.default),
     *(aten.max_pool1d.default, aten.max_pool2d.default, aten.avg_pool1d.default, aten.avg_pool2d.default),
@@ -47,10 +47,10 @@ _EQUIVARIANT_OPS = {
 
 
 def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> None:
-    """Give a program other parameters where that is worth it; the tensors of the model stay as they are.
+    """Equalize the parameters of a program; the tensors of the model do not change.
 
     Args:
-        names: parameters that may be others; None for all.
+        names: parameters that may change; None for all.
     """
     tensors = _Parameters(program, names)
     for node in program.graph.nodes:
@@ -68,10 +68,10 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
 
 
 def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
-    """Give the model itself, which is going to be trained, and its program other parameters.
+    """Equalize the parameters of a model, which is trained next, together with its program.
 
     Args:
-        model: its parameters and buffers by name, which the program was captured with. They are written.
+        model: parameters and buffers by name that the program was captured with. They are overwritten.
     """
     before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
     equalize(program, before)
@@ -84,7 +84,11 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
 
 @dataclass(frozen=True)
 class _Source:
-    """What gives a tensor, with parameters that its channels can be divided by; ``axis`` is theirs."""
+    """A layer or norm whose output channels can be rescaled through its parameters.
+
+    Attributes:
+        axis: channel dimension of its output.
+    """
 
     weight: Node
     bias: Node | None
@@ -97,8 +101,8 @@ class _Reader:
     """A layer that reads a tensor.
 
     Attributes:
-        columns: the dimension of its weight that is the tensor's channels.
-        gain: what a batch norm behind it multiplies its output channels with.
+        columns: the dimension of its weight that corresponds to the tensor's channels.
+        gain: factors by which a following batch norm multiplies the output channels.
     """
 
     weight: Node
@@ -107,32 +111,32 @@ class _Reader:
 
 
 class _Parameters:
-    """Parameters that one operator alone reads, as they are by now."""
+    """Current values of the parameters that exactly one operator reads."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
         known = self._known
-        often = Counter(identity(tensor) for tensor in known.values())
+        counts = Counter(identity(tensor) for tensor in known.values())
         self._names = {
             spec.arg.name: str(spec.target)
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
-            if node in known and len(node.users) == 1 and often[identity(known[node])] == 1
+            if node in known and len(node.users) == 1 and counts[identity(known[node])] == 1
         }
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}
 
     def is_scalable(self, node: Any) -> bool:
-        """Whether it is such a parameter, of float32."""
+        """Whether the node is such a parameter with dtype float32."""
         return isinstance(node, Node) and node.name in self._names and self.value(node).dtype is torch.float32
 
     def value(self, node: Node) -> Tensor:
-        """Its values."""
+        """Return the current value of a parameter."""
         name = self._names[node.name]
         tensor: Tensor = store_of(self._program, name)[name]
         return tensor.detach()
 
     def gain(self, layer: Node) -> Tensor:
-        """What the batch norm that alone reads a layer multiplies its output channels with, shaped as its weight."""
+        """Return the factors of the batch norm that is a layer's only reader, broadcastable to its weight; else 1."""
         args: Any = next(iter(layer.users)).args
         if next(iter(layer.users)).target is not aten.batch_norm.default or len(layer.users) > 1:
             return torch.ones(1)
@@ -144,7 +148,7 @@ class _Parameters:
         return gain.reshape(-1, *[1] * (rank - 1))
 
     def scale(self, node: Node | None, factors: Tensor, axis: int) -> None:
-        """Multiply it, along a dimension."""
+        """Multiply a parameter by ``factors`` along ``axis``."""
         if node is not None:
             name, tensor = self._names[node.name], self.value(node)
             shape = [-1 if i == axis else 1 for i in range(tensor.dim())]
@@ -169,8 +173,8 @@ def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
 
 
 def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_Reader] | None:
-    """Layers that read a tensor, if nothing else does."""
-    found: list[_Reader] = []
+    """Find the layers that read a tensor; None if anything else reads it."""
+    layers: list[_Reader] = []
     for user in node.users:
         inner: Iterable[_Reader | None] | None
         inner = (
@@ -180,8 +184,8 @@ def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_R
         )
         if inner is None or None in inner:
             return None
-        found += [reader for reader in inner if reader is not None]
-    return found
+        layers += [reader for reader in inner if reader is not None]
+    return layers
 
 
 def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _Reader | None:
@@ -197,7 +201,7 @@ def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _
 
 
 def _channel_range(source: _Source, tensors: _Parameters) -> Tensor:
-    """How far each channel reaches, but for a factor that all have in common."""
+    """Estimate the range of each channel, up to a common factor."""
     if not source.is_norm:
         return _max_abs(tensors.value(source.weight), 0)
     offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)
@@ -209,11 +213,11 @@ def _max_abs(weight: Tensor, axis: int) -> Tensor:
 
 
 def _compute_factors(reach: Tensor, columns: Tensor) -> Tensor | None:
-    """s of each channel; None where they are much the same."""
+    """Compute the factor s of each channel; None if they are too similar to be worth it."""
     known = (reach > 0) & (columns > 0)
     factors = (reach / columns)[known].sqrt()
     if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:
         return None
-    found = torch.ones_like(reach)
-    found[known] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
-    return found
+    result = torch.ones_like(reach)
+    result[known] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
+    return result

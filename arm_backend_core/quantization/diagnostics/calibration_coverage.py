@@ -1,4 +1,4 @@
-"""Notes on tensors of which calibration showed so little that their ranges are guesses."""
+"""Calibration coverage: notes on tensors with too few or constant values in the calibration samples."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 from arm_backend_core import events
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Values in all samples below which a range says little of what will come.
+#: Number of values in all samples below which a range is a guess.
 _MIN_VALUES = 16
+#: Number of tensors that a note names.
 _MAX_NAMED = 3
 
 
 def add_notes(observers: Iterable[Any]) -> None:
-    """Add a sentence for each kind to the notes of the export."""
+    """Add a note for each kind of problem to the notes of the export."""
     notes = events.current().notes
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):

@@ -1,7 +1,7 @@
-"""A model's program for inputs of certain shapes, as training runs it.
+"""Fake-quantized program of a model for fixed input shapes, as quantization-aware training (QAT) runs it.
 
-Annotations and places of rounding are those of the program that is exported. What it is computed with is not: weights
-are folded anew at each step (``ParameterTape``), and what rounds a tensor has the parameters that training gave it.
+Annotations and the positions of fake quantization equal those of the exported program. Two things change in training:
+weights are folded again at each step (``ParameterTape``), and scales and zero points are those that training set.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TEN
 
 
 def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
-    """What observes tensors that differ from call to call and has a range to choose, in the program's order."""
+    """List the observers of activations with a calibrated range, in program order."""
     unique = dict.fromkeys(observed.observers.values())
     return [one for one in unique if isinstance(one, RangeObserver) and not one.is_constant]
 
 
 def set_parameters(observer: RangeObserver, parameters: Parameters) -> None:
-    """Let an observer give these parameters, whatever it saw."""
+    """Make an observer return these parameters, independent of its statistics."""
     scale, zero_point = (value.detach().cpu().reshape(1) for value in parameters)
     observer._statistics.parameters = scale.float(), zero_point.round().long()
 
 
 @dataclass
 class StepSettings:
-    """What differs between calls.
+    """Settings of one call.
 
     Attributes:
         ranges: of activations, in the order of ``activation_observers``.
-        tensors: the model's own, by name.
-        training: dropout drops, and ranges that are not learned follow.
-        batch_statistics: batch norms normalize by the statistics of the batch.
+        tensors: parameters and buffers of the model, by name.
+        training: whether dropout is active and ranges that are not learned follow the batch.
+        batch_statistics: whether batch norms normalize by the statistics of the batch.
     """
 
     ranges: Sequence[QuantizationRange]
@@ -63,19 +63,19 @@ class StepSettings:
 
 
 class FakeQuantProgram:
-    """The program for some shapes.
+    """Fake-quantized program for fixed input shapes.
 
     Args:
         program: from ``torch.export.export``; its graph is edited.
-        observe: annotates it, as for an export.
+        observe: annotates the program, as for an export.
 
     Attributes:
         observed: the annotated program.
-        weighted_nodes: operators whose weights' scales depend on their biases.
-        norms, dropouts: by the node whose result they change.
-        device_nodes: operators that are told a device.
-        state_names: names of buffers that the model writes, by the node of each.
-        conditions: of ``find_branch_conditions``.
+        weighted_nodes: operators with a weight, whose scale depends on the bias.
+        norms, dropouts: batch norms and dropouts by the node whose result they change.
+        device_nodes: operators with a device among their arguments.
+        state_names: names of the buffers that the model writes, by node.
+        conditions: from ``find_branch_conditions``.
     """
 
     def __init__(self, program: ExportedProgram, observe: Callable[[ExportedProgram], ObservedProgram]) -> None:
@@ -103,7 +103,7 @@ class FakeQuantProgram:
         self.state_names = {write.args[0]: targets[write.args[0]] for write in writes}
 
     def update_constants(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What attributes of the program are with the model's ``tensors``; the program then has them too."""
+        """Recompute the program's attributes from the model's ``tensors``, store them and return them by name."""
         current = self._tape.replay(lambda name: tensors.get(name, self._tensors[name]))
         constants = {name: current(tensor) for name, tensor in self._attributes.items()}
         for name, value in constants.items():
@@ -111,26 +111,30 @@ class FakeQuantProgram:
         return constants
 
     def run(self, inputs: Sequence[Any], settings: StepSettings) -> Any:
-        """What the model gives for the leaves of its inputs, rounded as the target rounds."""
-        step = FakeQuantInterpreter(self, settings)
-        results = step.run(inputs)
+        """Run the model on the leaves of its inputs, rounding as the target does."""
+        interpreter = FakeQuantInterpreter(self, settings)
+        results = interpreter.run(inputs)
         with torch.no_grad():
-            for name, value in step.written.items():
+            for name, value in interpreter.written.items():
                 settings.tensors[name].copy_(value)
         return pytree.tree_unflatten(results[-self._output_count :], self._out_spec)
 
 
 class FakeQuantInterpreter(GraphInterpreter):
-    """One run of a form."""
+    """Runs a ``FakeQuantProgram`` once.
 
-    def __init__(self, form: FakeQuantProgram, settings: StepSettings) -> None:
-        super().__init__(form.observed.graph, form.conditions)
-        self._program, self._settings = form, settings
-        self._observers = form.observed.observers
+    Attributes:
+        written: new values of buffers, by name.
+    """
+
+    def __init__(self, program: FakeQuantProgram, settings: StepSettings) -> None:
+        super().__init__(program.observed.graph, program.conditions)
+        self._program, self._settings = program, settings
+        self._observers = program.observed.observers
         self.written: dict[str, Tensor] = {}
-        self._constants = form.update_constants(settings.tensors)
+        self._constants = program.update_constants(settings.tensors)
         self._device = next(iter(self._constants.values())).device if self._constants else None
-        self._ranges = dict(zip(activation_observers(form.observed), settings.ranges, strict=True))
+        self._ranges = dict(zip(activation_observers(program.observed), settings.ranges, strict=True))
         self._parameters: dict[Any, Parameters] = {observer: span() for observer, span in self._ranges.items()}
         self._operands: dict[tuple[Node, Any], Tensor] = {}
         for observer, parameters in self._parameters.items():
@@ -138,7 +142,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         self._observe_weights()
 
     def _observe_weights(self) -> None:
-        """Scales of weights follow from what these are now, and from the biases that are added in their steps."""
+        """Update the scales of weights from the current weights and biases."""
         weights = {
             observer: place for place, observer in self._observers.items() if isinstance(observer, WeightObserver)
         }
@@ -152,11 +156,11 @@ class FakeQuantInterpreter(GraphInterpreter):
                 self._update_parameters(observer, self._constants[str(source.target)])
 
     def get_attr(self, node: Node) -> Any:
-        """A parameter, folded with what it is folded with."""
+        """Return a parameter after folding."""
         return self._constants[str(node.target)]
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """The result of an operator; what a buffer is to hold is written when the step is done."""
+        """Compute the result of an operator; writes of buffers are deferred to the end of the step."""
         if node.target is torch.ops.aten.copy_.default and node.args[0] in self._program.state_names:
             self.written[self._program.state_names[node.args[0]]] = args[1].detach()
             return args[1]
@@ -165,21 +169,21 @@ class FakeQuantInterpreter(GraphInterpreter):
         return super().call_function(node, args, kwargs)
 
     def _to_device(self, x: Any) -> Any:
-        """What a program makes of nothing, it makes where its parameters are now."""
+        """Replace a device argument by the device of the parameters."""
         return self._device if _is_device(x) and self._device is not None else x
 
     def on_result(self, node: Node, value: Any) -> Any:
-        """A result, normalized, rounded, and in part dropped."""
-        form, settings = self._program, self._settings
-        if settings.batch_statistics and node in form.norms:
-            value = form.norms[node].normalize_by_batch(value, settings.tensors)
+        """Apply batch norm, fake quantization and dropout to a result."""
+        program, settings = self._program, self._settings
+        if settings.batch_statistics and node in program.norms:
+            value = program.norms[node].normalize_by_batch(value, settings.tensors)
         observer = self._observers.get(node)
         if observer is not None:
             value = self._fake_quantize(observer, value)
-        return form.dropouts[node](value) if settings.training and node in form.dropouts else value
+        return program.dropouts[node](value) if settings.training and node in program.dropouts else value
 
     def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
-        """An operand that one reader rounds otherwise than its producer."""
+        """Fake-quantize an operand for a reader whose parameters differ from the producer's."""
         observer = self._observers.get((source, reader))
         if observer is None or observer is self._observers.get(source):
             return value
@@ -197,10 +201,10 @@ class FakeQuantInterpreter(GraphInterpreter):
         return fake_quantize(value, self._parameters[observer], (observer.quant_min, observer.quant_max), axis)
 
     def _update_parameters(self, observer: Any, value: Tensor) -> None:
-        """What a constant is rounded with; fixed parameters, and those that follow from others', are known."""
+        """Compute the parameters of a constant; fixed and derived observers have them already."""
         if isinstance(observer, RangeObserver):
             observer._statistics = type(observer._statistics)()
-            # Scales of weights are found where these are; what finds other ranges computes on the CPU.
+            # Observers of weights compute on the weight's device, the others on the CPU.
             observer(value.detach() if isinstance(observer, WeightObserver) else value.detach().cpu())
         self._parameters[observer] = observer.calculate_qparams()
 
