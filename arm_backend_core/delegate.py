@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.alternatives.chooser import chooser
+from arm_backend_core.alternatives.chooser import make_alternatives_pass
 from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
@@ -113,7 +113,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     """Optimize a part's graph and compile it."""
     results = [value.dtype for value in graph.outputs]
     try:
-        passes.run(graph, spec.target, chooser(spec))
+        passes.run(graph, spec.target, make_alternatives_pass(spec))
         assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
