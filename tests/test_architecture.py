@@ -46,6 +46,7 @@ ONE_WAY = {
     "feeds": "of operators with one operand, by which one path leads to each",
     "turned": "of operators with one operand, by which one path leads to each",
     "_widened": "of operators with one operand, by which one path leads to each",
+    "_find_reading_layers": "of operators with one operand, by which one path leads to each",
     "_readers": "of operators with one operand, by which one path leads to each",
     "_is_shared": "a view has one source",
     "_read_after": "a view has one source",

@@ -486,7 +486,7 @@ def _pool(size: int, spec: EthosUCompileSpec = SPECS[0]) -> Graph:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, of a process that knows no price yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._cache", {})
     return tmp_path / "arm-recipes" / "prices"
 
 
@@ -497,7 +497,7 @@ def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(price is not None and price.cycles > 0 for price in first)
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
     assert prices.estimate([_pool(9), _pool(5)]) == [first[1], first[0]]
-    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})  # as in another process
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._cache", {})  # as in another process
     assert VelaCostModel(SPECS[0].configuration).estimate([_pool(5)]) == first[:1]
     assert [file.suffix for file in cache.iterdir()] == [".json"]
     with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
