@@ -39,17 +39,17 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
 def _split_heads(value: Value, rewriter: Rewriter) -> list[Value]:
     """Split [heads, T, K] into [1, T, K] for each head."""
     b, shape = rewriter.build, value.shape
-    whole = producer(value, "RESHAPE")
-    moved = whole and producer(whole.inputs[0], "TRANSPOSE")
-    alone = moved is not None and moved.output.shape == (1, *shape) and rewriter.single_use(moved.output)
-    if moved is not None and alone and (parts := compute_heads(moved, rewriter)):
-        if tuple(moved.attrs["perms"]) == (0, 2, 1, 3):
+    merged = producer(value, "RESHAPE")
+    transpose = merged and producer(merged.inputs[0], "TRANSPOSE")
+    is_sole = transpose is not None and transpose.output.shape == (1, *shape) and rewriter.single_use(transpose.output)
+    if transpose is not None and is_sole and (parts := compute_heads(transpose, rewriter)):
+        if tuple(transpose.attrs["perms"]) == (0, 2, 1, 3):
             return [b.reshape(part, (1, *shape[1:])) for part in parts]
         return [b.transpose(b.reshape(part, (1, shape[2], shape[1])), (0, 2, 1)) for part in parts]
-    apart = whole and producer(whole.inputs[0], "CONCAT")
+    concat = merged and producer(merged.inputs[0], "CONCAT")
     single = [(1, 1, *shape[1:])] * shape[0]
-    if apart is not None and apart.attrs["axis"] == 1 and [x.shape for x in apart.inputs] == single:
-        return [b.reshape(x, (1, *shape[1:])) for x in apart.inputs]
+    if concat is not None and concat.attrs["axis"] == 1 and [x.shape for x in concat.inputs] == single:
+        return [b.reshape(x, (1, *shape[1:])) for x in concat.inputs]
     return [b.slice(value, (head, 0, 0), (1, *shape[1:])) for head in range(shape[0])]
 
 
@@ -91,30 +91,30 @@ def _match_transposed(op: Op, rewriter: Rewriter) -> Region | None:
     last, (_, rows, columns) = _find_sole_rescale(op, rewriter), op.output.shape
     if last is None or rewriter.build.target.family == "ethos-u85" or columns <= rows:
         return None
-    behind = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
-    if any(step.kind == "TRANSPOSE" for step in behind):  # consecutive TRANSPOSEs: no later pass merges them
+    after = collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
+    if any(step.kind == "TRANSPOSE" for step in after):  # consecutive TRANSPOSEs: no later pass merges them
         return None
-    return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *behind], ((last,),))
+    return Region([*collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *after], ((last,),))
 
 
 def _match_per_head(op: Op, rewriter: Rewriter) -> Region | None:
     last = _find_sole_rescale(op, rewriter)
     if last is None or rewriter.build.target.family != "ethos-u85" or not 1 < op.output.shape[0] <= _MAX_HEADS:
         return None
-    behind = dict.fromkeys(collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE")))
-    moved = [step for step in behind if step.kind == "TRANSPOSE"]
+    after = dict.fromkeys(collect_neighbors(last, rewriter, (), ("RESHAPE", "TRANSPOSE")))
+    transposes = [step for step in after if step.kind == "TRANSPOSE"]
     if any(
-        _match_head_rescale(step) is not last for step in moved
+        _match_head_rescale(step) is not last for step in transposes
     ):  # Vela may need many steps for a TRANSPOSE of the concatenation
         return None
-    last = moved[0] if len(moved) == 1 else last
+    last = transposes[0] if len(transposes) == 1 else last
     # Include the producers of the operands: they write into a CONCAT without a copy, inputs of the region need one.
     before = collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
-    convs = [made for step in before for x in step.inputs if (made := producer(x, "CONV2D")) is not None]
+    convs = [conv for step in before for x in step.inputs if (conv := producer(x, "CONV2D")) is not None]
     read = collect_neighbors(last, rewriter, (), ("RESHAPE",))
     readers = [reader for step in read for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
     scaled = [step for conv in readers for step in collect_neighbors(conv, rewriter, (), ("RESCALE",))]
-    return Region([*convs, *before, *behind, *read, *scaled], ((last,),))
+    return Region([*convs, *before, *after, *read, *scaled], ((last,),))
 
 
 PER_HEAD = Alternative("one MATMUL for each attention head", ("MATMUL",), multiply_per_head, _match_per_head)

@@ -86,17 +86,17 @@ def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
     waiting = [op]
     for step in waiting:  # grows
         readers = rewriter.users(step.output) or []
-        on = [
+        moves = [
             reader
             for reader in readers
             if reader.kind in _MOVEMENT_KINDS and _match_selection(reader.output) is not None
         ]
         convs = [reader for reader in readers if reader.kind == "CONV2D" and reader.inputs[0] is step.output]
-        waiting += on
+        waiting += moves
         folding += convs
         feeding += [step] * bool(convs)
-        ends += [step] * (len(readers) > len(on) + len(convs) or not readers)
-        ops += [step, *(behind for conv in convs for behind in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
+        ends += [step] * (len(readers) > len(moves) + len(convs) or not readers)
+        ops += [step, *(reader for conv in convs for reader in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
     return Region(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
 
 

@@ -57,14 +57,14 @@ class Choice(NamedTuple):
     cycles: int
 
 
-def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], behind: Collection[str]) -> list[Op]:
-    """Collect an operator, its transitive producers of kinds ``before`` and its transitive readers of ``behind``."""
+def collect_neighbors(op: Op, rewriter: Rewriter, before: Collection[str], after: Collection[str]) -> list[Op]:
+    """Collect an operator, its transitive producers of kinds ``before`` and its transitive readers of ``after``."""
     producers = [op]
     for step in producers:  # grows
         producers += [source for x in step.inputs if (source := x.producer) is not None and source.kind in before]
     readers = [op]
     for step in readers:
-        readers += [reader for reader in rewriter.users(step.output) or () if reader.kind in behind]
+        readers += [reader for reader in rewriter.users(step.output) or () if reader.kind in after]
     return [*producers, *readers]
 
 

@@ -42,9 +42,9 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
     Without its readers the result would be an output of the region, whose memory layout costs twice as much.
     """
-    behind = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
-    convs = [reader for step in behind for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
-    return [*behind, *(step for conv in convs for step in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
+    readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
+    convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
+    return [*readers, *(step for conv in convs for step in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
 
 
 def select_constant_channels(value: Value, size: int, channels: Array) -> Value:

@@ -62,8 +62,8 @@ def read_patches(op: Op, rewriter: Rewriter) -> Value | None:
     order = (0, 1, *(3 + i for i in plan.row_pieces), 2, *(3 + i for i in plan.channel_pieces))
     moved_weight = weight.data.reshape(count, height, width, *plan.channel_sizes).transpose(order)
     kernel = constant(moved_weight.reshape(count, height * high, width, channels), weight.dtype)
-    (stride, across), (top, bottom, *beside) = op.attrs["stride"], op.attrs["pad"]
-    attrs = op.attrs | {"stride": [stride * high, across], "pad": [top * high, bottom * high, *beside]}
+    (stride, across), (top, bottom, *left_right) = op.attrs["stride"], op.attrs["pad"]
+    attrs = op.attrs | {"stride": [stride * high, across], "pad": [top * high, bottom * high, *left_right]}
     image = op.output.shape[:3] if plan.image == op.inputs[0].shape[:3] else plan.image
     sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
     assert sums.producer is not None
@@ -92,12 +92,12 @@ def _match_patches(path: Sequence[Op]) -> _PatchLayout | None:
     front = runs.pop(0)[1] if runs and runs[0][0] else []
     if [own for own, _ in runs] not in ([False, True, False], [False, True, False, True]):
         return None
-    above, rows, columns, *beside = (run for _, run in runs)
-    behind = [piece for run in (*beside, front) for piece in run]
-    if not behind:  # each channel is an image of its own: windows would span all channels
+    above, rows, columns, *inner = (run for _, run in runs)
+    kept_channels = [piece for run in (*inner, front) for piece in run]
+    if not kept_channels:  # each channel is an image of its own: windows would span all channels
         return None
     image = _image_shape(conv, pixels, above, columns)
-    numbers = [tuple(channels.index(piece) for piece in run) for run in (rows, behind)]
+    numbers = [tuple(channels.index(piece) for piece in run) for run in (rows, kept_channels)]
     sizes = tuple(piece.size for piece in channels)
     return _PatchLayout(image, prod(piece.size for piece in front), sizes, *numbers) if image is not None else None
 
@@ -110,8 +110,8 @@ def _image_shape(
         return None
     if columns == pixels[2]:
         return conv.inputs[0].shape[:3]
-    plain = conv.inputs[1].shape[1:3] == (1, 1) and not any(conv.attrs["pad"]) and max(conv.attrs["stride"]) == 1
-    return (1, *(prod(piece.size for piece in run) for run in (above, columns))) if plain else None
+    is_pointwise = conv.inputs[1].shape[1:3] == (1, 1) and not any(conv.attrs["pad"]) and max(conv.attrs["stride"]) == 1
+    return (1, *(prod(piece.size for piece in run) for run in (above, columns))) if is_pointwise else None
 
 
 def _match_region(op: Op, rewriter: Rewriter) -> Region | None:

@@ -91,14 +91,14 @@ def _match_shuffle(path: Sequence[Op]) -> _ShuffleLayout | None:
     if pixels != sort_pieces(pixels) or len(between) > 1:
         return None
     above = between.pop() if between else len(pixels)
-    apart = [piece for piece in channels if 0 < places[piece] < len(pixels)]
-    last = sorted((piece for piece in channels if piece not in apart), key=lambda piece: places[piece] == 0)
-    order, made = [*pixels[:above], *apart, *pixels[above:], *last], sort_pieces(channels)
-    count = prod(piece.size for piece in apart)
-    numbers = np.arange(conv.output.shape[_CHANNEL_AXIS]).reshape([piece.size for piece in made])
-    rows = numbers.transpose([made.index(piece) for piece in (*apart, *last)]).reshape(count, -1)
-    image = _image_shape(conv, [piece.size for piece in pixels], above) if apart else conv.output.shape[:_CHANNEL_AXIS]
-    if image is None or count > _MAX_CONVOLUTIONS or (count == 1 and made == last):
+    outer = [piece for piece in channels if 0 < places[piece] < len(pixels)]
+    last = sorted((piece for piece in channels if piece not in outer), key=lambda piece: places[piece] == 0)
+    order, source_order = [*pixels[:above], *outer, *pixels[above:], *last], sort_pieces(channels)
+    count = prod(piece.size for piece in outer)
+    numbers = np.arange(conv.output.shape[_CHANNEL_AXIS]).reshape([piece.size for piece in source_order])
+    rows = numbers.transpose([source_order.index(piece) for piece in (*outer, *last)]).reshape(count, -1)
+    image = _image_shape(conv, [piece.size for piece in pixels], above) if outer else conv.output.shape[:_CHANNEL_AXIS]
+    if image is None or count > _MAX_CONVOLUTIONS or (count == 1 and source_order == last):
         return None
     shape, perms = tuple(piece.size for piece in order), tuple(order.index(piece) for piece in pieces)
     return _ShuffleLayout(image, rows, shape, perms)
@@ -110,8 +110,8 @@ def _image_shape(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...]
     if shape[2] == columns:
         return shape
     window = conv.inputs[1].shape[1:_CHANNEL_AXIS]
-    plain = window == (1, 1) and not any(conv.attrs["pad"]) and max(conv.attrs["stride"]) == 1
-    return (1, rows, columns) if plain else None
+    is_pointwise = window == (1, 1) and not any(conv.attrs["pad"]) and max(conv.attrs["stride"]) == 1
+    return (1, rows, columns) if is_pointwise else None
 
 
 def _match_convolution(op: Op, rewriter: Rewriter) -> Region | None:

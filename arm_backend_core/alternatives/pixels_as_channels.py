@@ -62,9 +62,9 @@ def _match_narrow(op: Op, rewriter: Rewriter) -> Region | None:
         return None
     steps = match_epilogue(op, rewriter)
     # Include other readers of x, for which Vela copies the reshaped tensor, and readers that need another memory order.
-    beside = rewriter.users(x) or []
-    behind = collect_neighbors(steps[-1], rewriter, (), ("CONCAT", "DEPTHWISE_CONV2D", "RESCALE"))
-    return Region([*steps, *beside, *behind], ((steps[-1],),)) if len(steps) > 1 else None
+    other_readers = rewriter.users(x) or []
+    result_readers = collect_neighbors(steps[-1], rewriter, (), ("CONCAT", "DEPTHWISE_CONV2D", "RESCALE"))
+    return Region([*steps, *other_readers, *result_readers], ((steps[-1],),)) if len(steps) > 1 else None
 
 
 PIXEL_PAIRS = Alternative("1x1 convolutions of two pixels at once", ("CONV2D",), pair_pixels, _match_narrow)

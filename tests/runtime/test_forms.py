@@ -727,7 +727,7 @@ def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> No
         export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
     result = export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
-    assert any("cascades of small ones' raised IndexError: of channels" in note for note in result.report.notes)
+    assert any("cascaded max pools' raised IndexError: of channels" in note for note in result.report.notes)
     assert len(result.report.delegates) == 1
 
 
