@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from arm_backend_core.alternatives.choose import cut_out
+from arm_backend_core.alternatives.choose import extract_region
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.errors import CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -29,7 +29,7 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
     for op in graph.ops:
         rescales = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
-            part = cut_out(graph, [op, *rescales], users, graph.ops.index)
+            part = extract_region(graph, [op, *rescales], users, graph.ops.index)
             compile_payload(spec, serialize(part), delegate="culprit", locate=lambda _: None)
         except CompileError as failure:
             if failure.artifact:

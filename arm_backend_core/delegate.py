@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.alternatives.chooser import chooser
+from arm_backend_core.alternatives.chooser import make_alternatives_pass
 from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize_program
@@ -134,7 +134,7 @@ def _compile_partition(
     """
     results = [value.dtype for value in graph.outputs]
     try:
-        passes.run(graph, spec.target, chooser(spec))
+        passes.run(graph, spec.target, make_alternatives_pass(spec))
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
         message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"

@@ -46,6 +46,7 @@ ONE_WAY = {
     "feeds": "of operators with one operand, by which one path leads to each",
     "is_permuted": "of operators with one operand, by which one path leads to each",
     "_is_widened_again": "of operators with one operand, by which one path leads to each",
+    "_find_reading_layers": "of operators with one operand, by which one path leads to each",
     "_readers": "of operators with one operand, by which one path leads to each",
     "_is_aliased": "a view has one source",
     "_is_read_after": "a view has one source",

@@ -7,7 +7,7 @@ import torch
 
 from arm_backend_core.errors import ModelError
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.quantization.diagnostics.error_metrics import Sums
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
 from arm_recipes.comparison.accuracy import flat_labels
 from arm_recipes.runtime.tensor_info import TensorInfo
 
@@ -30,7 +30,7 @@ def test_kinds_are_pytorchs(dtype: torch.dtype) -> None:
 
 def test_figures_count_both_parts_of_complex_numbers() -> None:
     right = torch.tensor([3 + 4j, 1j])
-    sums = Sums.of(right, right.conj())
+    sums = ErrorSums.of(right, right.conj())
     assert (sums.signal, sums.noise) == (26, 68)
 
 

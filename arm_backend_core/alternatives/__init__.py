@@ -1,1 +1,1 @@
-"""Equal forms of parts of a graph, of which the compiler takes the one that its target does in the fewest cycles."""
+"""Alternatives: bit-equal rewrites of parts of a graph. A cost model chooses the one with the fewest cycles."""

@@ -1,31 +1,31 @@
-"""Attention's heads without a TRANSPOSE: written apart by convolutions, and read together by one."""
+"""Attention heads without a TRANSPOSE: split by one convolution for each head, merged by the output projection."""
 
 from __future__ import annotations
 
-from arm_backend_core.alternatives.choose import Alternative, Region, around
+from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.passes.split import slice_attributes, slice_convolution
 
 
 def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of [1, T, heads, D], which a convolution of 1x1 made: one for each head, one behind the other.
+    """Replace a TRANSPOSE of [1, T, heads, D] behind a 1x1 convolution by one convolution for each head and a CONCAT.
 
-    Each has the weights, bias and scales of its channels, so each result is the one that it was.
+    Bit-equal: each convolution has the weights, bias and scales of its channels.
     """
-    parts = heads_of(op, rewriter)
+    parts = compute_heads(op, rewriter)
     if parts is None:
         return None
     image = rewriter.build.concat(parts, 1)
     return rewriter.build.transpose(image, [(0, 2, 1, 3).index(axis) for axis in op.attrs["perms"]])
 
 
-def heads_of(op: Op, rewriter: Rewriter) -> list[Value] | None:
-    """[1, 1, T, D] of each head, computed apart; None where no convolution made what the TRANSPOSE takes apart."""
-    made = _linear(op, rewriter)
-    if made is None:
+def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
+    """Compute [1, 1, T, D] for each head by its own convolution; None if no convolution precedes the TRANSPOSE."""
+    projection = _match_projection(op, rewriter)
+    if projection is None:
         return None
-    conv, rescale = made
+    conv, rescale = projection
     b, (_, rows, heads, size) = rewriter.build, op.inputs[0].shape
     parts = []
     for head in range(heads):
@@ -37,32 +37,32 @@ def heads_of(op: Op, rewriter: Rewriter) -> list[Value] | None:
     return parts
 
 
-def _linear(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
-    """CONV2D and RESCALE that made what the TRANSPOSE takes apart."""
+def _match_projection(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
+    """Match the CONV2D and RESCALE in front of a TRANSPOSE that splits heads."""
     split = producer(op.inputs[0], "RESHAPE")
     rescale = split and producer(split.inputs[0], "RESCALE")
     conv = rescale and producer(rescale.inputs[0], "CONV2D")
     if split is None or rescale is None or conv is None or any(value.data is None for value in conv.inputs[1:]):
         return None
     shape = op.inputs[0].shape
-    kept = len(shape) == 4 and shape[0] == 1 and rescale.output.shape == (1, 1, shape[1], shape[2] * shape[3])
-    moved = tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (0, 2, 3, 1)) and shape[2] > 1
-    alone = all(rewriter.single_use(value) for value in (conv.output, rescale.output, split.output))
-    return (conv, rescale) if kept and moved and alone else None
+    splits_heads = len(shape) == 4 and shape[0] == 1 and rescale.output.shape == (1, 1, shape[1], shape[2] * shape[3])
+    moves_heads = tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (0, 2, 3, 1)) and shape[2] > 1
+    single_use = all(rewriter.single_use(value) for value in (conv.output, rescale.output, split.output))
+    return (conv, rescale) if splits_heads and moves_heads and single_use else None
 
 
-def _written(op: Op, rewriter: Rewriter) -> Region | None:
-    made = _linear(op, rewriter)
-    if made is None:
+def _match_separate(op: Op, rewriter: Rewriter) -> Region | None:
+    projection = _match_projection(op, rewriter)
+    if projection is None:
         return None
-    behind = around(op, rewriter, ("RESHAPE",), ("RESHAPE", "TRANSPOSE", "MATMUL", "RESCALE"))
-    return Region((*made, *behind), ((op,),))
+    readers = collect_neighbors(op, rewriter, ("RESHAPE",), ("RESHAPE", "TRANSPOSE", "MATMUL", "RESCALE"))
+    return Region((*projection, *readers), ((op,),))
 
 
 def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """A convolution of 1x1 on [1, T, heads * D], behind the TRANSPOSE of [1, heads, T, D]: its window is the heads.
+    """Fold the TRANSPOSE of [1, heads, T, D] into the 1x1 convolution on [1, T, heads * D]: its window spans the heads.
 
-    The sum over channels is one over heads and channels: the same products.
+    Bit-equal: the sum over channels becomes a sum over heads and channels of the same products.
     """
     x, weight = op.inputs[:2]
     flat = producer(x, "RESHAPE")
@@ -80,10 +80,10 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-SEPARATE = Alternative("heads computed apart", ("TRANSPOSE",), separate_heads, _written)
+SEPARATE = Alternative("attention heads computed separately", ("TRANSPOSE",), separate_heads, _match_separate)
 JOIN = Alternative(
-    "heads joined by a convolution",
+    "attention heads merged by a convolution",
     ("CONV2D",),
     join_heads,
-    lambda op, rewriter: Region(around(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
+    lambda op, rewriter: Region(collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
 )

@@ -1,4 +1,4 @@
-"""The forms that are known, and the pass that chooses among them for a compile spec."""
+"""The list of alternatives, and the pass that chooses among them for a compile spec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from arm_backend_core.alternatives import (
     transpose_split,
     transposed_convolution,
 )
-from arm_backend_core.alternatives.always import take_always
+from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.alternatives.choose import Choice, choose_alternatives
 from arm_backend_core.alternatives.cost_model import VelaCostModel
 from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_graph, unpickle_graph
@@ -27,56 +27,62 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.passes import Pass, check, finish
 from arm_backend_core.tosa.serialize import serialize
 
-#: In this order: what a form writes, those behind it may write otherwise.
+#: In order of application: an alternative may rewrite the result of an earlier one.
 ALTERNATIVES = (
     *(
         cascaded_pools.CASCADE,
         transposed_convolution.UPSAMPLING,
-        strided_slices.PHASES,
+        strided_slices.STRIDED_SLICES,
         channels.CHANNELS,
         dilation.DILATION,
     ),
     *(
         attention_heads.JOIN,
         attention_heads.SEPARATE,
-        attention_matmul.PRODUCTS,
-        attention_matmul.TURNED,
+        attention_matmul.PER_HEAD,
+        attention_matmul.TRANSPOSED,
         transpose_split.MERGED,
         transpose_split.STEPS,
     ),
-    *(pixel_shuffle.SHUFFLES, pixel_shuffle.MOVED, patches.PATCHES, pixels_as_channels.PIXELS, pad_channels.FILLING),
+    *(
+        pixel_shuffle.SHUFFLES,
+        pixel_shuffle.MOVED_PIXELS,
+        patches.PATCHES,
+        pixels_as_channels.PIXEL_PAIRS,
+        pad_channels.PAD_CHANNELS,
+    ),
 )
 
 
-def chooser(spec: ArmCompileSpec) -> Pass:
-    """The pass that chooses forms for ``spec``: by price where its compiler tells one, else those always taken."""
+def make_alternatives_pass(spec: ArmCompileSpec) -> Pass:
+    """Make the pass that chooses alternatives by cost for Ethos-U, and applies the unconditional ones on every NPU."""
 
     def choose(graph: Graph, target: Target) -> None:
         if isinstance(spec, DeferredTuningSpec):
             spec.graphs.append(pickle_graph(graph))
         if not target.hardware.npu:
             return
-        transpose_split.drop_ones(graph, target)
-        made: list[Choice] = []
+        transpose_split.drop_unit_dimensions(graph, target)
+        choices: list[Choice] = []
         if isinstance(spec, EthosUCompileSpec) and spec.search_alternatives:
-            made = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).of)
-        if made:
-            events.current().notes.append(describe_choices(made))
-        take_always(graph, target)
+            choices = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).estimate)
+        if choices:
+            events.current().notes.append(describe_choices(choices))
+        apply_unconditional(graph, target)
 
     return choose
 
 
-def chosen(data: bytes, spec: EthosUCompileSpec) -> bytes:
-    """The flatbuffer with the forms that ``spec`` gets, of a graph that ``DeferredTuningSpec`` has."""
+def choose_deferred(data: bytes, spec: EthosUCompileSpec) -> bytes:
+    """Choose alternatives for a graph pickled by ``DeferredTuningSpec``; return the TOSA flatbuffer."""
     graph = unpickle_graph(data)
-    for step in (chooser(spec), finish, check):
+    for step in (make_alternatives_pass(spec), finish, check):
         step(graph, spec.target)
     return serialize(graph)
 
 
-def describe_choices(made: list[Choice]) -> str:
-    """What was chosen, in a sentence for the user."""
-    which = ", ".join(f"{choice.times} {choice.name}" for choice in made)
-    cycles = sum(choice.cycles for choice in made)
-    return f"equal forms that Vela estimates at {cycles:,} cycles fewer: {which}"
+def describe_choices(choices: list[Choice]) -> str:
+    """Describe the chosen alternatives in a note of the report."""
+    which = ", ".join(f"{choice.occurrences} {choice.name}" for choice in choices)
+    cycles = sum(choice.cycles for choice in choices)
+    return f"bit-equal alternatives save {cycles:,} cycles by Vela's estimate: {which}"

@@ -1,4 +1,4 @@
-"""A convolution with what scales its result and is done to it on its way: steps that a form writes anew together."""
+"""Convolution epilogue: a convolution with its RESCALE and fused activation, which alternatives rewrite together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import around
+from arm_backend_core.alternatives.choose import collect_neighbors
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: What Vela does with the operation before it.
+#: Activations that Vela fuses with the operation before them.
 ACTIVATIONS = ("CLAMP", "TABLE")
 
 
-def steps_from(op: Op, rewriter: Rewriter) -> list[Op]:
-    """A convolution, its RESCALE, and the CLAMP or TABLE behind that, as far as one alone reads the other."""
+def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
+    """Match a convolution, its RESCALE and a following CLAMP or TABLE, as long as each is the only reader."""
     steps = [op]
     for kinds in (("RESCALE",), ACTIVATIONS):
         readers = rewriter.users(steps[-1].output) or []
@@ -27,8 +27,8 @@ def steps_from(op: Op, rewriter: Rewriter) -> list[Op]:
     return steps
 
 
-def steps_to(op: Op, kind: str) -> list[Op]:
-    """The same, found from the last of them: back to the operator ``kind``."""
+def trace_epilogue(op: Op, kind: str) -> list[Op]:
+    """Trace the same chain backwards from its last operator to the operator of this ``kind``."""
     steps = [op]
     while steps[0].kind != kind:
         before = steps[0].inputs[0].producer
@@ -37,21 +37,24 @@ def steps_to(op: Op, kind: str) -> list[Op]:
     return steps
 
 
-def read_behind(last: Op, rewriter: Rewriter) -> list[Op]:
-    """``last`` and what reads it up to convolutions: what is returned lies in a layout that costs twice as much."""
-    behind = around(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
-    convs = [reader for step in behind for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
-    return [*behind, *(step for conv in convs for step in around(conv, rewriter, (), ("RESCALE",)))]
+def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
+    """Collect ``last`` and its readers up to convolutions.
+
+    Without its readers the result would be an output of the region, whose memory layout costs twice as much.
+    """
+    readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
+    convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
+    return [*readers, *(step for conv in convs for step in collect_neighbors(conv, rewriter, (), ("RESCALE",)))]
 
 
-def selected_channels(value: Value, size: int, channels: Array) -> Value:
-    """The constant of ``size`` channels, or of one for all of them, with these channels."""
+def select_constant_channels(value: Value, size: int, channels: Array) -> Value:
+    """Select channels of a constant with ``size`` channels, or with one that applies to all of them."""
     assert value.data is not None
     return constant(np.broadcast_to(value.data, (size, *value.shape[1:]))[channels], value.dtype)
 
 
-def done_to(value: Value, steps: Sequence[Op], channels: Array, build: Builder) -> Value:
-    """``steps`` on sums whose channels are these of the convolution."""
+def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Builder) -> Value:
+    """Emit the epilogue ``steps`` on sums that hold these channels of the convolution."""
     for step in steps:
         attrs = dict(step.attrs)
         if attrs.get("per_channel"):

@@ -1,7 +1,7 @@
-"""What a small TOSA graph costs on an Ethos-U: cycles that Vela estimates and bytes of weights, asked once.
+"""Cost model: Vela's estimate of cycles and weight bytes for a small TOSA graph on an Ethos-U, cached.
 
-Answers are kept in this process, and on disk for those to come: by the graph's content, the configuration and Vela's
-version. A folder that cannot be read or written costs the time of asking again, nothing else.
+Estimates are cached in the process and on disk, keyed by the graph's content, the configuration and Vela's version. If
+the folder cannot be read or written, estimates are computed again.
 """
 
 from __future__ import annotations
@@ -14,56 +14,61 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from arm_backend_core.alternatives.disk_cache import cache_folder, write
+from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
-#: Seconds for one graph of a few operators, which takes milliseconds; what takes longer has no price.
-_LONGEST = 20.0
-#: Answers of one configuration that are kept on disk; the oldest go first.
-_MOST = 20_000
+#: Seconds for one graph of a few operators, which usually takes milliseconds; beyond it there is no estimate.
+_TIMEOUT_SECONDS = 20.0
+#: Maximum number of estimates on disk for one configuration; the oldest are dropped first.
+_MAX_CACHED = 20_000
 
 
-class Price(NamedTuple):
-    """Cycles, and bytes of encoded weights; ``total`` counts a byte as a cycle, which it takes to read from flash."""
+class Cost(NamedTuple):
+    """Estimated cost of a graph.
+
+    Attributes:
+        cycles: NPU cycles.
+        weight_bytes: bytes of encoded weights.
+    """
 
     cycles: int
-    weights: int
+    weight_bytes: int
 
     @property
     def total(self) -> int:
-        """What is compared."""
-        return self.cycles + self.weights
+        """Cycles plus weight bytes: reading a byte from flash takes one cycle."""
+        return self.cycles + self.weight_bytes
 
 
-#: By configuration: what this process knows, read from disk when the first question comes.
-_known: dict[str, dict[str, Price | None]] = {}
+#: Estimates by configuration, loaded from disk on first use.
+_cache: dict[str, dict[str, Cost | None]] = {}
 
 
 class VelaCostModel:
-    """Prices for one configuration of Vela."""
+    """Estimates costs for one configuration of Vela."""
 
     def __init__(self, configuration: vela.Configuration) -> None:
         self._configuration = configuration
 
-    def of(self, graphs: Sequence[Graph]) -> list[Price | None]:
-        """Of each graph, as it is; None where Vela refuses it, crashes or takes too long."""
+    def estimate(self, graphs: Sequence[Graph]) -> list[Cost | None]:
+        """Estimate the cost of each graph; None if Vela refuses it, crashes or exceeds the time limit."""
         contents = [serialize(graph) for graph in graphs]
         keys = [hashlib.blake2b(content, digest_size=12).hexdigest() for content in contents]
-        asked = {key: content for key, content in zip(keys, contents, strict=True) if key not in self._answers}
-        if asked:
-            self._answers.update((key, self._ask(content)) for key, content in asked.items())
-            self._keep()
-        return [self._answers[key] for key in keys]
+        missing = {key: content for key, content in zip(keys, contents, strict=True) if key not in self._estimates}
+        if missing:
+            self._estimates.update((key, self._compile(content)) for key, content in missing.items())
+            self._save()
+        return [self._estimates[key] for key in keys]
 
-    def _ask(self, content: bytes) -> Price | None:
+    def _compile(self, content: bytes) -> Cost | None:
         try:
-            answer, _ = vela.compile_tosa(content, self._configuration, _LONGEST)
+            answer, _ = vela.compile_tosa(content, self._configuration, _TIMEOUT_SECONDS)
         except (WorkerError, WorkerDied):
             return None
-        return Price(answer["report"]["totalCycles"], answer["report"]["encodedWeights"])
+        return Cost(answer["report"]["totalCycles"], answer["report"]["encodedWeights"])
 
     @cached_property
     def _name(self) -> str:
@@ -75,20 +80,20 @@ class VelaCostModel:
         return cache_folder() / "prices" / f"{self._name}.json"
 
     @property
-    def _answers(self) -> dict[str, Price | None]:
-        if self._name not in _known:
-            _known[self._name] = self._read()
-        return _known[self._name]
+    def _estimates(self) -> dict[str, Cost | None]:
+        if self._name not in _cache:
+            _cache[self._name] = self._load()
+        return _cache[self._name]
 
-    def _read(self) -> dict[str, Price | None]:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # somebody else's, or half gone
-            found = json.loads(self._file.read_bytes())
-            return {str(key): price and Price(int(price[0]), int(price[1])) for key, price in found.items()}
+    def _load(self) -> dict[str, Cost | None]:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # foreign or truncated file
+            rows = json.loads(self._file.read_bytes())
+            return {str(key): cost and Cost(int(cost[0]), int(cost[1])) for key, cost in rows.items()}
         return {}
 
-    def _keep(self) -> None:
-        """With what other processes have written meanwhile; what had no price may have one on another day."""
-        every = [(key, price) for key, price in (self._read() | self._answers).items() if price is not None]
+    def _save(self) -> None:
+        """Merge with estimates that other processes wrote and save. Failures are not saved, so they are retried."""
+        merged = [(key, cost) for key, cost in (self._load() | self._estimates).items() if cost is not None]
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            write(self._file, json.dumps(dict(every[-_MOST:])).encode())
+            write_atomically(self._file, json.dumps(dict(merged[-_MAX_CACHED:])).encode())

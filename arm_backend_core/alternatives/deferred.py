@@ -1,4 +1,4 @@
-"""Forms that another process chooses: a graph as it is before, for each of many configurations of one NPU."""
+"""Deferred tuning: keep the graph before alternatives are chosen; a sweep chooses them for each configuration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 
 
 class DeferredTuningSpec(TosaCompileSpec):
-    """Stop before forms are chosen, too: the payload is the flatbuffer in the usual ones.
+    """A TOSA spec that also keeps the graphs before alternatives are chosen; the payload is the default flatbuffer.
 
     Attributes:
-        graphs: of each delegate, in their order, as ``unpickle_graph`` takes it.
+        graphs: pickled graph of each delegate, in order, for ``unpickle_graph``.
     """
 
     def __init__(self, target: Target) -> None:
@@ -23,9 +23,9 @@ class DeferredTuningSpec(TosaCompileSpec):
 
 
 def pickle_graph(graph: Graph) -> bytes:
-    """What ``unpickle_graph`` makes the graph of, but for origins: equal for equal graphs, wherever they come from.
+    """Pickle a graph without origins; equal graphs give equal bytes.
 
-    Not by pickling it as it is: operators hold each other, thousands deep.
+    The graph is flattened first, because operators reference each other and pickle would recurse thousands deep.
     """
     values = list(dict.fromkeys([*graph.inputs, *(x for op in graph.ops for x in (*op.inputs, *op.results))]))
     number = {value: i for i, value in enumerate(values)}
@@ -36,15 +36,15 @@ def pickle_graph(graph: Graph) -> bytes:
 
 
 def unpickle_graph(data: bytes) -> Graph:
-    """The graph that ``pickle_graph`` was given."""
+    """Restore a graph from ``pickle_graph``."""
     rows, ops, ends, count = pickle.loads(data)
     values, graph = [Value(*row) for row in rows], Graph()
     graph.inputs, graph.outputs = ([values[i] for i in side] for side in ends)
-    for kind, read, made, attrs in ops:
-        results = [values[i] for i in made]
-        op = Op(kind, [values[i] for i in read], results[0], attrs, extra_outputs=results[1:])
+    for kind, inputs, outputs, attrs in ops:
+        results = [values[i] for i in outputs]
+        op = Op(kind, [values[i] for i in inputs], results[0], attrs, extra_outputs=results[1:])
         for result in results:
             result.producer = op
         graph.ops.append(op)
-    graph._count = count  # what is written gets names that are not there
+    graph._count = count  # new values get unused names
     return graph

@@ -1,4 +1,4 @@
-"""Convolutions along one dimension whose taps stand apart, and the padding before them."""
+"""Dilation folding: 1D convolutions with dilation become 2D convolutions without, and absorb a PAD before them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 
 
 def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
-    """A convolution and what scales its result.
+    """Rewrite a convolution with dilation d on [N, 1, T, C], and its RESCALE, as one on [N, T / d, d, C] without.
 
-    [N, 1, T, C] with a tap every d elements, as [N, T / d, d, C] with neighbouring taps down the columns.
-
-    Element q * d + r is in row q, column r: taps that are d apart are one below the other, and a multiple of d in
-    front is rows of padding. What is not a multiple is padded, and cut off the result. With d = 1 the padding alone
-    becomes the convolution's. All products that are not of padding, which is the zero point, are the same.
+    Element q * d + r is in row q, column r, so taps that are d apart are in neighbouring rows of a column, and leading
+    padding by a multiple of d is rows of padding. Other lengths are padded, and the result is sliced. With d = 1 only
+    the PAD is folded into the convolution. Bit-equal: padding is the zero point, and all other products are the same.
     """
     op = rescale.inputs[0].producer
     if op is None or op.kind not in _KINDS:
         return None
-    b, (x, front), weight = rewriter.build, _unpadded(op), op.inputs[1]
-    step, kernel = op.attrs["dilation"][1], weight.shape[_axis(op) + 1]
+    b, (x, front), weight = rewriter.build, _skip_padding(op), op.inputs[1]
+    step, kernel = op.attrs["dilation"][1], weight.shape[_height_axis(op) + 1]
     n, _, length, _ = op.output.shape
     size, channels = x.shape[-2:]
     rows = -(-length // step)  # of results
@@ -40,7 +38,7 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     if not 0 <= bottom < kernel or (step == 1 and x.shape[-2:] == op.inputs[0].shape[-2:]) or weight.data is None:
         return None
     image = b.reshape(x, (n, x.shape[-2] // step, step, channels) if step > 1 else (n, 1, size, channels))
-    data = np.swapaxes(weight.data, _axis(op), _axis(op) + 1) if step > 1 else weight.data
+    data = np.swapaxes(weight.data, _height_axis(op), _height_axis(op) + 1) if step > 1 else weight.data
     pad = [top, bottom, 0, 0] if step > 1 else [0, 0, top, bottom]
     attrs = {**op.attrs, "pad": pad, "dilation": [1, 1]}
     shape = (n, rows, step, op.output.shape[3]) if step > 1 else op.output.shape
@@ -51,13 +49,13 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     return b.slice(result, (0, 0, 0, 0), op.output.shape)
 
 
-def _axis(op: Op) -> int:
-    """Of the weights' height."""
+def _height_axis(op: Op) -> int:
+    """Return the axis of the weight's height."""
     return 1 if op.kind == "CONV2D" else 0
 
 
-def _unpadded(op: Op) -> tuple[Value, int]:
-    """[.., T, C] without padding, and how much there is in front."""
+def _skip_padding(op: Op) -> tuple[Value, int]:
+    """Return the input [.., T, C] in front of a PAD, and the padding before T."""
     x, front = op.inputs[0], op.attrs["pad"][2]
     before = producer(x, "RESHAPE")
     pad = producer(before.inputs[0] if before is not None else x, "PAD")
@@ -71,9 +69,9 @@ def _unpadded(op: Op) -> tuple[Value, int]:
     return source, sides[along]
 
 
-def _along_one(op: Op, rewriter: Rewriter) -> Region | None:
+def _match_conv1d(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
-    flat = x.shape[1] == 1 and weight.shape[_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
+    flat = x.shape[1] == 1 and weight.shape[_height_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
     if not flat or max(op.attrs["stride"]) > 1:
         return None
     readers = rewriter.users(op.output) or []
@@ -87,4 +85,4 @@ def _along_one(op: Op, rewriter: Rewriter) -> Region | None:
     return Region(part, (readers,))
 
 
-DILATION = Alternative("convolutions along one dimension", _KINDS, fold_dilation, _along_one)
+DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)

@@ -1,7 +1,7 @@
-"""One row of int16 through a linear layer on a small Ethos-U85: its upper and lower bytes, as two rows of int8.
+"""int16 linear layers on a small Ethos-U85: upper and lower bytes of the input row become two rows of int8.
 
-Vela estimates int16 activations at a quarter of int8's speed there, where only one pixel is computed: 291,121 cycles
-for 1024 to 1000 channels on U85-256, and 72,497 in int8. Two rows of int8 take what one does, as weights are read once.
+For a single pixel, Vela estimates int16 activations at a quarter of the speed of int8: 291,121 cycles for 1024 to 1000
+channels on U85-256, 72,497 in int8. Two rows of int8 cost as much as one, because the weights are read once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import broadcast_constant
 
-#: MACs up to which it is so, and weights from which it is worth it: 5,242 cycles for 128 to 128 channels, here 3,812.
-#: With 512 MACs int16 takes 5,284 for 256 to 256 channels, and this form 6,601.
-_WEIGHTS = 1 << 14
+#: Maximum number of MACs, and minimum number of weights: 128 to 128 channels take 5,242 cycles, with this rewrite
+#: 3,812. With 512 MACs, 256 to 256 channels take 5,284 cycles in int16 and 6,601 with this rewrite.
+_MIN_WEIGHTS = 1 << 14
 
 
-def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
-    """RESCALE of sums of int16, equal to the bit: x = 256 * high + low, low = 0..255, is 2 rows for the same weights.
+def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
+    """Rewrite an int16 CONV2D and its RESCALE as an int8 CONV2D on two rows, bit-equal.
 
-    ``low`` is stored as int8 of low - 128, and what that takes off the sums, 128 times the sum of the weights, is added
-    with the bias. INT32 holds the sums where these weights cannot make larger ones. Channels have scales of their own:
-    a MUL of INT32 with a shift in common rounds as RESCALE does, (sum * multiplier + half) >> shift.
+    x = 256 * high + low with low in 0..255. The int8 rows are high and low - 128; the difference of the sums, 128 times
+    the sum of the weights, is added to the bias. The rewrite applies if INT32 holds the sums for any input. Per-channel
+    scales become a MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
     """
     b, conv = rewriter.build, producer(op.inputs[0], "CONV2D")
-    if conv is None or not _is_slow(conv, b.target) or not rewriter.single_use(conv.output):
+    if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.single_use(conv.output):
         return None
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None or op.attrs["rounding_mode"] != "SINGLE_ROUND":
@@ -37,15 +37,16 @@ def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
     shift = int(op.attrs["shift"].max())
     factors = op.attrs["multiplier"].astype(np.int64) << (shift - op.attrs["shift"].astype(np.int64))
     peaks = (2**15 + 2**7) * np.abs(weights).sum(1) + np.abs(offsets)
-    most = DType.INT32.range[1]
-    if max(peaks.max(), factors.max(), (peaks * np.ldexp(1.0, -shift) * factors).max()) >= most:
+    limit = DType.INT32.range[1]
+    if max(peaks.max(), factors.max(), (peaks * np.ldexp(1.0, -shift) * factors).max()) >= limit:
         return None
-    whole = b.rescale(x, DType.INT32, 1.0)
-    # rounds (x - 128) / 256
-    high = b.rescale(b.sub(whole, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256)
-    low = b.rescale(b.sub(whole, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
-    none = b.const(np.zeros(1, np.int32), DType.INT32)
-    sums = b.conv2d(b.concat([high, low], 2), weight, none, pad=(0, 0, 0, 0))
+    wide = b.rescale(x, DType.INT32, 1.0)
+    high = b.rescale(
+        b.sub(wide, broadcast_constant(x, 128, DType.INT32, b)), DType.INT8, 1 / 256
+    )  # rounds (x - 128) / 256
+    low = b.rescale(b.sub(wide, b.rescale(high, DType.INT32, 256.0)), DType.INT8, 1.0, 0, -128)
+    no_bias = b.const(np.zeros(1, np.int32), DType.INT32)
+    sums = b.conv2d(b.concat([high, low], 2), weight, no_bias, pad=(0, 0, 0, 0))
     upper, lower = (b.slice(sums, (0, 0, row, 0), op.output.shape) for row in range(2))
     total = b.add(b.mul(upper, broadcast_constant(upper, 256, DType.INT32, b)), lower)
     total = b.add(total, b.const(np.broadcast_to(offsets, op.output.shape), DType.INT32))
@@ -53,8 +54,8 @@ def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
     return b.rescale(scaled, op.output.dtype, 1.0, 0, op.attrs["output_zp"])
 
 
-def _is_slow(conv: Op, target: Target) -> bool:
+def _is_slow_in_int16(conv: Op, target: Target) -> bool:
     x, weight = conv.inputs[:2]
     small = 0 < (target.macs or 0) <= target.hardware.slow_int16_macs
     plain = weight.shape[1:3] == (1, 1) and conv.output.shape[:3] == (1, 1, 1)
-    return small and x.dtype is DType.INT16 and plain and x.shape[:3] == (1, 1, 1) and weight.size >= _WEIGHTS
+    return small and x.dtype is DType.INT16 and plain and x.shape[:3] == (1, 1, 1) and weight.size >= _MIN_WEIGHTS

@@ -1,4 +1,4 @@
-"""Two compilations of a flatbuffer at once: in Vela's process, of which a copy, made by fork, does the second."""
+"""Compile a flatbuffer with two sets of options in parallel: Vela's process forks, the child does the second."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from typing import Any
 from arm_backend_core.workers.serving import receive, send
 from arm_backend_core.workers.vela_process import compile_tosa
 
-#: Seconds after which the copy ends by itself, should the process have ended that waits for it.
-_LONGEST = 1800
+#: Seconds after which the child ends by itself if its parent has died.
+_TIMEOUT_SECONDS = 1800
 
 
 def compile_both(
     flatbuffer: bytes, accelerator: str, system_config: str, options: str, others: str
 ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """The answers of ``compile_tosa`` with two texts of options; None for the second where Vela fails on it.
+    """Compile with ``options`` and with ``others`` in parallel.
+
+    Returns:
+        Both answers of ``compile_tosa``; None for the second if Vela fails on it.
 
     Raises:
-        Exception: Vela failed on the first.
+        Exception: Vela failed with ``options``.
     """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            signal.alarm(_LONGEST)
+            signal.alarm(_TIMEOUT_SECONDS)
             with os.fdopen(writing, "wb") as stream:
                 send(stream, compile_tosa(flatbuffer, accelerator, system_config, others))
         finally:
@@ -41,5 +44,5 @@ def compile_both(
                 second = receive(stream)
             return first, second
     finally:
-        os.kill(child, signal.SIGKILL)  # nothing to lose: it has answered, or nobody wants its answer
+        os.kill(child, signal.SIGKILL)  # its answer has arrived or is not needed
         os.waitpid(child, 0)

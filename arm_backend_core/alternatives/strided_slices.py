@@ -1,11 +1,14 @@
-"""Every so many elements put together again, as networks cut images: a TRANSPOSE, where each SLICE is a copy."""
+"""Strided slices that are concatenated again (patch merging, focus layers) become one TRANSPOSE.
+
+Each SLICE would be a copy.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Region, around
-from arm_backend_core.alternatives.split_axes import places
+from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
+from arm_backend_core.alternatives.split_axes import source_indices
 from arm_backend_core.alternatives.transpose_split import STEPS
 from arm_backend_core.permutation import Layout
 from arm_backend_core.tosa.graph import Op, Value
@@ -13,39 +16,41 @@ from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
-_CUTS = ("RESHAPE", "SLICE", "TRANSPOSE")
-#: Elements of which it is looked up where they come from.
-_MOST = 1 << 22
+_SLICE_KINDS = ("RESHAPE", "SLICE", "TRANSPOSE")
+#: Maximum number of elements whose movement is traced.
+_MAX_ELEMENTS = 1 << 22
 
 
-def turn_at_once(op: Op, rewriter: Rewriter) -> Value | None:
-    """CONCAT of what SLICE cuts, all of it, from one value in order: x[0::2], x[1::2] as [N / 2, 2] to [2, N / 2].
+def transpose_slices(op: Op, rewriter: Rewriter) -> Value | None:
+    """Replace a CONCAT of strided SLICEs that cover one value by a TRANSPOSE.
 
-    Vela copies every SLICE in front of a CONCAT, elements apart one by one: 8 cycles each. 3x96x96 to 12x48x48, int8,
-    as YOLOv5's focus: 634 k cycles with two convolutions of 3x3 behind it on U55-128, 290 k as a TRANSPOSE that the
-    first of them reads.
+    For example, x[0::2], x[1::2] is [N / 2, 2] transposed to [2, N / 2]. Vela copies every SLICE in front of a CONCAT,
+    strided elements one by one with 8 cycles each. 3x96x96 to 12x48x48, int8, as in YOLOv5's focus layer, with two
+    following 3x3 convolutions on U55-128: 634 k cycles, 290 k with a TRANSPOSE that the first convolution reads.
     """
-    found = _turned(op)
-    if found is None:
+    match = _match_transpose(op)
+    if match is None:
         return None
-    b, (x, shape, perms) = rewriter.build, found
-    turned = b.transpose(b.reshape(x, shape), perms)
-    if (made := turned.producer) is not None and made.kind == "TRANSPOSE":
-        form = STEPS.rule if b.target.hardware.transposes_by_convolution else lower_transpose
-        turned = form(made, rewriter) or turned
-    return b.reshape(turned, op.output.shape)
+    b, (x, shape, perms) = rewriter.build, match
+    result = b.transpose(b.reshape(x, shape), perms)
+    if (transpose := result.producer) is not None and transpose.kind == "TRANSPOSE":
+        rule = STEPS.rule if b.target.hardware.transposes_by_convolution else lower_transpose
+        result = rule(transpose, rewriter) or result
+    return b.reshape(result, op.output.shape)
 
 
-def _turned(op: Op) -> tuple[Value, Layout, Layout] | None:
-    """What is put together again, the shape that it has, and the order of that: None where it is no TRANSPOSE."""
-    if op.output.size > _MOST:
+def _match_transpose(op: Op) -> tuple[Value, Layout, Layout] | None:
+    """Match a CONCAT that equals a TRANSPOSE; return its source, the shape to give it, and the permutation."""
+    if op.output.size > _MAX_ELEMENTS:
         return None
-    found = [_source(value, op.output.size) for value in op.inputs]
-    x = found[0][0]
-    if any(source is not x for source, _ in found) or x.size != op.output.size or not any(steps for _, steps in found):
+    sources = [_trace_source(value, op.output.size) for value in op.inputs]
+    x = sources[0][0]
+    if any(y is not x for y, _ in sources) or x.size != op.output.size or not any(steps for _, steps in sources):
         return None
-    parts = [places(x, steps).reshape(value.shape) for value, (_, steps) in zip(op.inputs, found, strict=True)]
-    runs = _runs(np.concatenate(parts, op.attrs["axis"]).ravel())
+    parts = [
+        source_indices(x, steps).reshape(value.shape) for value, (_, steps) in zip(op.inputs, sources, strict=True)
+    ]
+    runs = _find_strides(np.concatenate(parts, op.attrs["axis"]).ravel())
     if runs is None:
         return None
     order = sorted(range(len(runs)), key=lambda i: -runs[i][1])
@@ -54,17 +59,17 @@ def _turned(op: Op) -> tuple[Value, Layout, Layout] | None:
     return x, tuple(runs[i][0] for i in order), tuple(order.index(i) for i in range(len(runs)))
 
 
-def _source(value: Value, size: int) -> tuple[Value, list[Op]]:
-    """What has so many elements, and the operators that give ``value`` of it."""
+def _trace_source(value: Value, size: int) -> tuple[Value, list[Op]]:
+    """Trace ``value`` back to a source with ``size`` elements; return it and the operators in between."""
     steps: list[Op] = []
-    while (step := value.producer) is not None and step.kind in (_CUTS if value.size < size else ("RESHAPE",)):
+    while (step := value.producer) is not None and step.kind in (_SLICE_KINDS if value.size < size else ("RESHAPE",)):
         steps.insert(0, step)
         value = step.inputs[0]
     return value, steps
 
 
-def _runs(order: Array) -> list[tuple[int, int]] | None:
-    """(size, step) of dimensions that have elements in this order, the last one last; None where none have."""
+def _find_strides(order: Array) -> list[tuple[int, int]] | None:
+    """Find the (size, stride) of dimensions that enumerate ``order``, outermost first; None if there are none."""
     runs: list[tuple[int, int]] = []
     while len(order) > 1:
         step = int(order[1] - order[0])
@@ -80,10 +85,10 @@ def _runs(order: Array) -> list[tuple[int, int]] | None:
     return runs
 
 
-def _together(op: Op, rewriter: Rewriter) -> Region | None:
-    if _turned(op) is None:
+def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
+    if _match_transpose(op) is None:
         return None
-    return Region(around(op, rewriter, _CUTS, ("CONV2D", "RESCALE", *_CUTS)), ((op,),))
+    return Region(collect_neighbors(op, rewriter, _SLICE_KINDS, ("CONV2D", "RESCALE", *_SLICE_KINDS)), ((op,),))
 
 
-PHASES = Alternative("parts put together as one transposition", ("CONCAT",), turn_at_once, _together)
+STRIDED_SLICES = Alternative("strided slices as one TRANSPOSE", ("CONCAT",), transpose_slices, _match_region)

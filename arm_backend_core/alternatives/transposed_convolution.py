@@ -1,11 +1,17 @@
-"""Transposed convolutions as convolutions of what they read: every phase of their stride is a channel of its own."""
+"""Transposed convolution as sub-pixel convolution: each phase of the stride becomes channels of a CONV2D."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from arm_backend_core.alternatives.choose import Alternative, Region
-from arm_backend_core.alternatives.conv_epilogue import done_to, read_behind, selected_channels, steps_from, steps_to
+from arm_backend_core.alternatives.conv_epilogue import (
+    apply_epilogue,
+    collect_readers,
+    match_epilogue,
+    select_constant_channels,
+    trace_epilogue,
+)
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -14,19 +20,19 @@ _AXES = (0, 1)  # height, width
 
 
 def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE_CONV2D and what scales its result, by a CONV2D without the zeros that Vela puts between the elements.
+    """Replace a TRANSPOSE_CONV2D and its epilogue by CONV2Ds without the zeros that Vela inserts between elements.
 
     Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural
     Network, 2016. Along an axis y[q * s + r - p] = sum over j of x[q - j] * w[j * s + r] for stride s, phase
-    0 <= r < s and p rows cropped in front: a convolution with the taps j in falling order, whose results [Q, W, C] are
-    rows of their own between those of the other phases. Phases of columns are channels of one convolution, as they
-    lie side by side; so do phases of rows, as columns behind the others of the same row: [Q, SH * W, SW * C]. The same
-    products, and zeros where a phase has fewer taps.
+    0 <= r < s and p cropped leading rows. That is a convolution with the taps j in descending order; its results
+    [Q, W, C] interleave with those of the other phases. Column phases are adjacent in memory, so they are channels of
+    one convolution. Row phases are concatenated along the columns: [Q, SH * W, SW * C]. Bit-equal: the same products,
+    and zeros where a phase has fewer taps.
 
-    64x64 pixels of 32 channels to 128x128 of 16, int8, returned: 135 k cycles for 956 k on U55-128, 133 k for 1,053 k
-    on U85-256; with rows put together as images it were 596 k and 328 k, as Vela copies each.
+    64x64 pixels with 32 channels to 128x128 with 16, int8, returned: 135 k instead of 956 k cycles on U55-128, 133 k
+    instead of 1,053 k on U85-256. With row phases concatenated as images: 596 k and 328 k, because Vela copies each.
     """
-    conv, *steps = steps_to(op, "TRANSPOSE_CONV2D")
+    conv, *steps = trace_epilogue(op, "TRANSPOSE_CONV2D")
     b, (x, weight, bias) = rewriter.build, conv.inputs
     if weight.data is None or bias.data is None:
         return None
@@ -40,32 +46,32 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     zero_points = conv.attrs["input_zp"], conv.attrs["weight_zp"]
     channels = np.tile(np.arange(size[3]), strides[1])
-    repeats, phases = selected_channels(bias, size[3], channels), []
-    for kernel in _phases(weight.data, strides, taps, zero_points[1]):
+    repeats, phases = select_constant_channels(bias, size[3], channels), []
+    for kernel in _phase_kernels(weight.data, strides, taps, zero_points[1]):
         sums = b.conv2d(x, constant(kernel, weight.dtype), repeats, pad=pad, zps=zero_points)
-        phases.append(done_to(sums, steps, channels, b))
+        phases.append(apply_epilogue(sums, steps, channels, b))
     n, rows, columns, _ = phases[0].shape
     value = b.reshape(b.concat(phases, 2), (n, rows * strides[0], columns * strides[1], size[3]))
     return b.slice(value, (0, *(crop[axis] - first[axis] * strides[axis] for axis in _AXES), 0), size)
 
 
-def _phases(weight: Array, strides: list[int], taps: list[int], zero_point: int) -> Array:
-    """[OC, KH, KW, IC] as [SH, SW * OC, JH, JW, IC], the taps of each phase in falling order."""
+def _phase_kernels(weight: Array, strides: list[int], taps: list[int], zero_point: int) -> Array:
+    """Rearrange [OC, KH, KW, IC] to [SH, SW * OC, JH, JW, IC], with the taps of each phase in descending order."""
     wanted = [taps[axis] * strides[axis] for axis in _AXES]
     more = [(0, wanted[axis] - weight.shape[1 + axis]) for axis in _AXES]
-    whole = np.pad(weight, ((0, 0), *more, (0, 0)), constant_values=zero_point)
+    padded = np.pad(weight, ((0, 0), *more, (0, 0)), constant_values=zero_point)
     channels, inputs = weight.shape[0], weight.shape[3]
-    apart = whole.reshape(channels, taps[0], strides[0], taps[1], strides[1], inputs)[:, ::-1, :, ::-1]
-    return np.ascontiguousarray(apart.transpose(2, 4, 0, 1, 3, 5)).reshape(strides[0], -1, *taps, inputs)
+    split = padded.reshape(channels, taps[0], strides[0], taps[1], strides[1], inputs)[:, ::-1, :, ::-1]
+    return np.ascontiguousarray(split.transpose(2, 4, 0, 1, 3, 5)).reshape(strides[0], -1, *taps, inputs)
 
 
-def _upsampled(op: Op, rewriter: Rewriter) -> Region | None:
-    steps = steps_from(op, rewriter)
+def _match_region(op: Op, rewriter: Rewriter) -> Region | None:
+    steps = match_epilogue(op, rewriter)
     if max(op.attrs["stride"]) == 1 or len(steps) == 1:
         return None
-    return Region([*steps, *read_behind(steps[-1], rewriter)], ((steps[-1],),))
+    return Region([*steps, *collect_readers(steps[-1], rewriter)], ((steps[-1],),))
 
 
 UPSAMPLING = Alternative(
-    "transposed convolutions without zeros between elements", ("TRANSPOSE_CONV2D",), convolve_phases, _upsampled
+    "transposed convolutions as sub-pixel convolutions", ("TRANSPOSE_CONV2D",), convolve_phases, _match_region
 )

@@ -1,4 +1,4 @@
-"""Which tensors of a graph are quantized, decided from the operators' records."""
+"""Quantization annotator: decides from the operators' records which tensors are quantized, and how."""
 
 from __future__ import annotations
 
@@ -36,61 +36,63 @@ from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
-#: Whose int16 results within a recurrent layer have steps of 2**-15, whatever was seen of them.
+#: Functions whose int16 results within a recurrent layer have the fixed scale 2**-15, whatever calibration shows.
 _GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
-#: int8 as real numbers.
-_BYTES = (-128.0, 128.0)
+#: Range of int8 as real numbers, [low, high).
+_INT8_RANGE = (-128.0, 128.0)
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
 class Annotator:
-    """Annotates one graph; ``Regions`` says which results have no parameters of their own."""
+    """Annotates one graph. ``Regions`` decides which results are fused and need no quantization parameters."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
-        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
+        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _has_float_operand_or_result(node)]
         self.constants = constant_nodes(graph)
         self.records: dict[Node, Record] = {}
         self.configs: dict[Node, QuantizationConfig] = {}
-        self._moved: dict[Node, Node] = {}
+        self._scale_source: dict[Node, Node] = {}
         for node in self.nodes:
             record, config = find_record(node), config_of(node)
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
                 continue
             sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
-            if record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20:  # a table, in int16 twice its bytes
+            if (
+                record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20
+            ):  # a lookup table: int16 doubles its bytes
                 config = replace(config, inner=None)
             if record.kind is not Kind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
-        self._results: dict[Node, QuantizationSpec] = {}
+        self._result_specs: dict[Node, QuantizationSpec] = {}
 
-    def _agree(self, base: Node) -> None:
-        """Functions of ``base`` that are computed as one read it alike: as the finest of them does."""
-        functions = [node for node, origin in self.regions.chain_base.items() if origin is base]
+    def _use_finest_config(self, base: Node) -> None:
+        """Give all functions of ``base`` that are fused into one TABLE the finest configuration among them."""
+        functions = [node for node, chain_base in self.regions.chain_base.items() if chain_base is base]
         if not self.regions.fused.isdisjoint(functions):
             finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
             self.configs |= dict.fromkeys(functions, finest)
 
-    def _follow_readers(self, node: Node) -> None:
-        """Where configurations meet, a result is as fine as its finest reader takes it, so that it is rounded once."""
+    def _choose_result_spec(self, node: Node) -> None:
+        """Give a result the finest spec among its readers' configurations, so that it is rounded only once."""
         several = isinstance(node.meta["val"], (list, tuple))
         users = [user for piece in node.users for user in piece.users] if several else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
-        self._results[node] = self.configs[node].activation if node in self.regions.chain_base else spec
+        self._result_specs[node] = self.configs[node].activation if node in self.regions.chain_base else spec
         if self.records[node].kind is Kind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         states = {state: value for state, value, _ in self._writes()}
-        may_be_wide = {node for node in self.records if self.configs[node].inner is not None}
-        self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_wide, states)
-        self.regions.fused |= set(filter(self._is_exact, self.records))
+        may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
+        self.regions = Regions(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
+        self.regions.fused |= set(filter(self._keeps_exact_product, self.records))
         for base in dict.fromkeys(self.regions.chain_base.values()):
-            self._agree(base)
+            self._use_finest_config(base)
         for node in reversed(self.records):
-            self._follow_readers(node)
+            self._choose_result_spec(node)
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
@@ -102,7 +104,7 @@ class Annotator:
                 self._annotate_loop(node, config)
 
     def _annotate_loop(self, node: Node, config: QuantizationConfig) -> None:
-        """What a round gives has the parameters of what it began with, and so has what is left in the end."""
+        """Give the state of a loop the same parameters at the start, after each iteration and at the end."""
         _, then, last, _ = cast(Any, node.args)
         inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in last if is_float(x)}
         shared = {x: SharedQuantizationSpec((x, node)) for x in inputs}
@@ -115,12 +117,12 @@ class Annotator:
             pick.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
 
     def _writes(self) -> list[tuple[Node, Node, Node]]:
-        """Buffer, new value, and where it is written as a whole."""
+        """List the writes of whole buffers as (buffer, new value, copy node)."""
         written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
         return [(state, value, node) for state, value, node in written if is_state(state)]
 
     def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
-        """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
+        """Give a buffer and its new value the same parameters, so that the buffer can hold integers."""
         readers = [user for user in state.users if user in self.records]
         if readers or value in self.records:
             spec = self._input_spec(readers[0], state) if readers else self._output_spec(value)
@@ -136,7 +138,7 @@ class Annotator:
             return
         regions = self.regions
         if not (node in regions.chain_base or node in regions.merged_consumers or regions.has_integer_rule(node)):
-            return  # stays in floating point: an integer-only target will say why
+            return  # stays in floating point; an integer-only target reports the reason
         inputs: dict[Node, QuantizationSpecBase | None] = {
             source: self._input_spec(node, source) for source in regions.operands(node) if source not in regions.fused
         }
@@ -144,25 +146,28 @@ class Annotator:
             weight = node.args[record.weight]
             spec = self.configs[node].weight
             if weight not in self.constants:
-                return  # a computed one has no channels that keep their scales; the lowering says what to do
+                return  # a computed weight has no per-channel scales; lowering reports what to do
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = spec if spec.ch_axis is None else replace(spec, ch_axis=record.weight_axis(node))
                 inputs |= self._bias_spec(node, weight)
         output = None if node in regions.fused or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
-    def _is_wide(self, node: Node) -> bool:
+    def _is_int16(self, node: Node) -> bool:
         return self.configs[node].activation.dtype is torch.int16
 
-    def _is_exact(self, node: Node) -> bool:
-        """Whether an int16 product within a recurrent layer is added as it is."""
-        wide = node in self.regions.int16_nodes or self._is_wide(node)
-        return TIMESTEP_SLOT in node.meta and wide and is_summed_product(node) and len(self.regions.operands(node)) == 2
+    def _keeps_exact_product(self, node: Node) -> bool:
+        """Whether an int16 product within a recurrent layer is added without rounding."""
+        int16 = node in self.regions.int16_nodes or self._is_int16(node)
+        return (
+            TIMESTEP_SLOT in node.meta and int16 and is_summed_product(node) and len(self.regions.operands(node)) == 2
+        )
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
-        """int32 in steps of the accumulator, so that PyTorch's quantized graph rounds it as the target does.
+        """Annotate the bias as int32 with the accumulator's scale: PyTorch's quantized graph then rounds as the target.
 
-        With int16 activations these steps are so fine that rounding does not show, and int32 might not hold them.
+        With int16 activations the bias stays float: rounding to so fine a scale is negligible, and int32 could
+            overflow.
         """
         record, config = self.records[node], self.configs[node]
         bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")
@@ -173,7 +178,7 @@ class Annotator:
         if getattr(self._input_spec(node, activation), "dtype", None) is not torch.int8:
             return {}
         channels = weight.meta["val"].shape[record.weight_axis(node)]
-        if bias.meta["val"].shape[0] != channels:  # a transposed convolution in groups: channels share scales
+        if bias.meta["val"].shape[0] != channels:  # a grouped transposed convolution: channels share scales
             return {}
         assert config.weight is not None
         per_channel = config.weight.ch_axis is not None
@@ -190,42 +195,42 @@ class Annotator:
         }
 
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
-        """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
+        """Use the producer's parameters where both support them, else those of the configuration (int8 by default)."""
         config, record = self.configs[node], self.records[node]
-        alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
-        if alone and source in self.records and _interval(source) is not None:
+        has_one_operand = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
+        if has_one_operand and source in self.records and _exact_interval(source) is not None:
             return self._output_spec(source)
-        wide, place = self.regions.int16_nodes, TIMESTEP_SLOT in node.meta
-        origin = self._origin(source)
-        if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
-            return self._output_spec(origin)
-        reads_wide = self.regions.benefits_from_int16(node) or (node in wide and record.kind is Kind.SHARED)
-        if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
+        int16, is_recurrent = self.regions.int16_nodes, TIMESTEP_SLOT in node.meta
+        owner = self._scale_owner(source)
+        if is_recurrent and record.kind is not Kind.CONV and TIMESTEP_SLOT in owner.meta and owner in int16:
+            return self._output_spec(owner)
+        reads_int16 = self.regions.benefits_from_int16(node) or (node in int16 and record.kind is Kind.SHARED)
+        if config.inner is not None and reads_int16 and (is_recurrent or source in int16 or source in self.constants):
             return config.inner
         return config.activation
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = (config.inner if node in self.regions.int16_nodes else None) or self._results[node]
-        interval = _interval(node)
+        spec = (config.inner if node in self.regions.int16_nodes else None) or self._result_specs[node]
+        interval = _exact_interval(node)
         if interval is not None:
-            return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
+            return _fixed_spec(spec if interval == _INT8_RANGE else config.inner or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
             if overload_of(node.target) in _GATES:
                 limits = (-1.0, 1.0)
             elif config.inner != config.activation and all(overload_of(user.target) in _GATES for user in node.users):
-                limits = (-16.0, 16.0)  # beyond which they are even; a table of a wider range is too coarse for them
+                limits = (-16.0, 16.0)  # gates saturate beyond; a TABLE over a wider range is too coarse
         return spec if limits is None else _fixed_spec(spec, *limits)
 
-    def _origin(self, node: Node) -> Node:
-        """One of all tensors that have the parameters of ``node``, as data only moves between them."""
-        while node in self._moved:
-            node = self._moved[node]
+    def _scale_owner(self, node: Node) -> Node:
+        """Return the representative of the tensors that share the scale of ``node`` through data movement."""
+        while node in self._scale_source:
+            node = self._scale_source[node]
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Data movement: result and operands have the first one's parameters; a cast of integers has its own."""
+        """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
         sources = self.regions.operands(node)
         if _casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
@@ -235,38 +240,40 @@ class Annotator:
         shared = SharedQuantizationSpec((first, node))
         inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
         for other in others:
-            if self._origin(other) is self._origin(first):  # they share already: a second way there would be a circle
+            if self._scale_owner(other) is self._scale_owner(
+                first
+            ):  # they share already: a second link would close a cycle
                 inputs[other] = self._input_spec(node, other)
             else:
-                inputs[other], self._moved[self._origin(other)] = shared, first
-        self._moved[node] = first
+                inputs[other], self._scale_source[self._scale_owner(other)] = shared, first
+        self._scale_source[node] = first
         several = isinstance(node.meta["val"], (list, tuple))
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
         for piece in filter(is_float, node.users) if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
-            self._moved[piece] = node
+            self._scale_source[piece] = node
 
 
-#: Observers by the node whose result, or by the source and the reader of the operand, that they observe.
+#: Observers by node for a result, by (source, reader) for an operand.
 Observers = dict[Node | tuple[Node, Node], Any]
 
 
-def share(observers: Observers) -> None:
-    """Let one observer see what is in the same place of every step of a recurrent layer."""
+def share_timestep_observers(observers: Observers) -> None:
+    """Give each tensor of a recurrent layer one observer for all time steps."""
 
-    def place(where: Node | tuple[Node, Node]) -> Any:
+    def slot(where: Node | tuple[Node, Node]) -> Any:
         source, node = (None, where) if isinstance(where, Node) else where
         operand = None if source is None else node.all_input_nodes.index(source)
         return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
-    unify([observers], place)
+    merge_observers([observers], slot)
 
 
-def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]], Any]) -> None:
-    """Let one observer see all tensors of the same place and type, in one graph or in several.
+def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+    """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
 
     Args:
-        place: what tells places apart; None where nothing shares.
+        key_of: returns the key of a place; None if its observer is not shared.
     """
     same, first = dict[Any, Any](), dict[Any, Any]()
 
@@ -276,9 +283,9 @@ def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]
         return observer
 
     for where, observer in (item for observers in graphs for item in observers.items()):
-        found = place(where)
-        if found is not None:
-            one, other = root(first.setdefault((found, getattr(observer, "dtype", None)), observer)), root(observer)
+        key = key_of(where)
+        if key is not None:
+            one, other = root(first.setdefault((key, getattr(observer, "dtype", None)), observer)), root(observer)
             if one is not other:
                 same[other] = one
     for observers in graphs:
@@ -288,8 +295,8 @@ def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
-def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell every observer which tensor it observes, and those of weights what their products are added to."""
+def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+    """Tell each observer which tensor it observes, and a weight's observer which biases its products are added to."""
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
     for model, observers in graphs:
@@ -298,17 +305,20 @@ def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]])
             if isinstance(observer, RangeObserver):
                 sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
-        observer.tensor = describe_node(nodes[0])
-        observer.exact, observer.whole = all(node in constants for node in nodes), all(map(_casts_integers, nodes))
+        observer.description = describe_node(nodes[0])
+        observer.is_constant, observer.is_integer = (
+            all(node in constants for node in nodes),
+            all(map(_casts_integers, nodes)),
+        )
         if isinstance(observer, WeightObserver):
             observer.accumulators.clear()
     for model, observers in graphs:
         for node in model.graph.nodes:
-            connect_weight(model, node, observers)
+            update_weight_observer(model, node, observers)
 
 
-def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Tell the observer of an operator's weight what the bias is now."""
+def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Give the observer of an operator's weight the current bias, which bounds its scale from below."""
     record = find_record(node)
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
         return
@@ -317,18 +327,18 @@ def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tup
     activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
     int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
     if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
-        weight.accumulates(activation, attrgetter(str(bias.target))(model))
+        weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale of the input times scale(s) of the weight; zero point 0."""
+    """Compute the accumulator's scale, input scale times weight scale(s), with zero point 0."""
     activation, weight = (observer.calculate_qparams()[0] for observer in observers)
     scale = activation * weight
     return scale, torch.zeros_like(scale, dtype=torch.int64)
 
 
 def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParamsQuantizationSpec:
-    """Parameters that cover [low, high] whatever the data: int8 affine, int16 symmetric."""
+    """Make fixed parameters that cover [low, high]: affine for int8, symmetric for int16."""
     assert spec.quant_min is not None
     assert spec.quant_max is not None
     steps = spec.quant_max - spec.quant_min + 1
@@ -347,25 +357,26 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
 
 
 def _casts_integers(node: Node) -> bool:
-    """Whether ``node`` gives whole numbers as real ones."""
+    """Whether ``node`` casts integers to floating point."""
     record, sources = find_record(node), node.all_input_nodes
     moves = record is not None and record.kind is Kind.SHARED and is_float(node)
     return moves and bool(sources) and all(map(is_integer_or_bool, sources))
 
 
-def _interval(node: Node) -> tuple[float, float] | None:
-    """What ``node`` may give if it casts whole numbers that its steps hold exactly: int8, and what is known of others.
+def _exact_interval(node: Node) -> tuple[float, float] | None:
+    """Return the range of ``node`` if it casts integers that its quantized type represents exactly, else None.
 
-    Of other integers calibration says more: functions of int16 are tables with a point for every 128th step.
+    Those are int8, and integers with a known interval. For others calibration is better: functions of int16 are TABLEs
+    with one entry for every 128th value.
     """
     if not _casts_integers(node):
         return None
     byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
-    return node.meta.get(INTERVAL, _BYTES if byte else None)
+    return node.meta.get(INTERVAL, _INT8_RANGE if byte else None)
 
 
-def _is_real(node: Node) -> bool:
-    """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
+def _has_float_operand_or_result(node: Node) -> bool:
+    """Whether ``node`` has a float result, or is elementwise (a comparison) with a float operand."""
     record = find_record(node)
     compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
     return is_float(node) or compares

@@ -1,4 +1,4 @@
-"""How wide and how finely tensors are quantized."""
+"""Quantization configurations: dtype, scheme and observer of activations and weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from arm_backend_core.quantization.observer import (
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """What the annotator puts on tensors.
+    """Quantization specs that the annotator assigns.
 
     Attributes:
-        activation: for inputs and results of operators.
-        weight: for weights; None leaves operators with weights in floating point.
-        inner: for results that only operators with precision inside read (layer_norm, softmax, residual additions
+        activation: spec of inputs and results of operators.
+        weight: spec of weights; None leaves operators with weights in floating point.
+        inner: spec of results whose readers all keep int16/int32 intermediates (layer_norm, softmax, residual additions
             before them); None uses ``activation`` there too.
     """
 
@@ -41,7 +41,7 @@ def _int8(observer: type[RangeObserver]) -> QuantizationSpec:
 
 
 def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
-    """Symmetric in [-largest, largest]; the output-channel axis is set for each operator."""
+    """Make a symmetric spec in [-largest, largest]; the annotator sets the output-channel axis for each operator."""
     if not is_per_channel:
         return QuantizationSpec(torch.int8, WeightObserver, -largest, largest, torch.per_tensor_symmetric)
     return QuantizationSpec(torch.int8, PerChannelWeightObserver, -largest, largest, torch.per_channel_symmetric, 0)
@@ -50,17 +50,17 @@ def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
 def get_symmetric_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """int8 activations (affine) and int8 weights (symmetric); int16 between operators that gain from it."""
+    """Return int8 activations (affine) and int8 weights (symmetric), with int16 between operators that gain from it."""
     return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel), _INT16)
 
 
 def get_symmetric_a8w4_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """The same with weights from -7 to 7, which take four bits where TOSA has the extension int4."""
+    """Return int8 activations and weights in [-7, 7], which take four bits where TOSA has the extension int4."""
     return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel, 7), _INT16)
 
 
 def get_symmetric_a16w8_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
-    """int16 activations and int8 weights, both symmetric."""
+    """Return int16 activations and int8 weights, both symmetric."""
     return QuantizationConfig(_INT16, _int8_weight(is_per_channel), _INT16)

@@ -1,4 +1,4 @@
-"""Runs a graph node by node, letting whoever runs it see and replace values on their way."""
+"""Interpreter of an fx graph with hooks that see and replace operands and results."""
 
 from __future__ import annotations
 
@@ -12,109 +12,116 @@ from torch.fx import Graph, Node, map_arg
 from arm_backend_core.nodes import BRANCH_SELECT
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 
-#: A condition, or a choice, and which way it goes.
-Side = tuple[Any, bool]
-Paths = Mapping[Node, tuple[Side, ...]]
+#: A condition (or a choice node) and the value that it takes.
+Branch = tuple[Any, bool]
+#: By node, the branches that must all be taken for its result to be read.
+BranchConditions = Mapping[Node, tuple[Branch, ...]]
 
 
 class GraphInterpreter:
-    """Runs a graph; fx's interpreter does more by node. A subclass says what of which node is read.
+    """Runs a graph node by node, with less overhead than ``torch.fx.Interpreter``. Subclasses override the hooks.
 
-    A branch that is not taken is not computed; without ``paths`` all are, and what was not chosen yet is.
+    Only branches that are taken are computed. With empty ``conditions`` all are, and choices prefer the branch that was
+    not taken yet.
 
     Args:
-        paths: of ``paths_of``, or empty.
+        conditions: from ``find_branch_conditions``, or empty.
 
     Attributes:
-        taken: choices that were made so far, and how.
+        taken_branches: branches taken so far.
     """
 
-    def __init__(self, graph: Graph, paths: Paths, taken: set[Side] | None = None) -> None:
-        self._nodes, self._paths = list(graph.nodes), paths
-        self.taken: set[Side] = set() if taken is None else taken
+    def __init__(self, graph: Graph, conditions: BranchConditions, taken: set[Branch] | None = None) -> None:
+        self._nodes, self._conditions = list(graph.nodes), conditions
+        self.taken_branches: set[Branch] = set() if taken is None else taken
         loops = any(node.target is LOOP_OUT for node in self._nodes)
         last = {source: node for node in self._nodes for source in node.all_input_nodes if not loops}
-        self._dropped: dict[Node, list[Node]] = {}
+        self._last_reads: dict[Node, list[Node]] = {}
         for source, node in last.items():
-            self._dropped.setdefault(node, []).append(source)
+            self._last_reads.setdefault(node, []).append(source)
 
-    def held(self, node: Node) -> Any:
-        """What an attribute holds."""
+    def get_attr(self, node: Node) -> Any:
+        """Return the value of an attribute."""
         raise NotImplementedError
 
-    def made(self, node: Node, value: Any) -> Any:
-        """What the readers of ``node`` get of its result."""
+    def on_result(self, node: Node, value: Any) -> Any:
+        """Return the value that all readers of ``node`` get for its result."""
         return value
 
-    def read(self, source: Node, reader: Node, value: Any) -> Any:
-        """What one reader gets of a value."""
+    def on_operand(self, source: Node, reader: Node, value: Any) -> Any:
+        """Return the value that one reader gets for an operand."""
         return value
 
-    def called(self, node: Node, args: Any, kwargs: Any) -> Any:
-        """The result of an operator."""
-        # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
+    def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
+        """Compute the result of an operator."""
+        # A view may not fit: kernels of attention return other strides than the trace, for which PyTorch chose the
+        # view.
         target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
         return target(*args, **kwargs)
 
     def run(self, inputs: Iterable[Any]) -> list[Any]:
-        """What the graph gives for the leaves of its inputs: new values of inputs and buffers, then its results."""
-        given, values, place = iter(inputs), dict[Node, Any](), 0
-        while place < len(self._nodes):
-            node = self._nodes[place]
-            place += 1
-            path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
+        """Run the graph on the leaves of its inputs.
+
+        Returns:
+            New values of inputs and buffers, then the results.
+        """
+        leaves, values, position = iter(inputs), dict[Node, Any](), 0
+        while position < len(self._nodes):
+            node = self._nodes[position]
+            position += 1
+            path = self._conditions.get(node, ())  # a parameter precedes the condition, whose value is unknown then
             runs = all(bool(values.get(condition, side)) is side for condition, side in path)
             if runs:
-                values[node] = self.made(node, self._value(node, values, given))
-            for source in self._dropped.get(node, ()):
+                values[node] = self.on_result(node, self._compute(node, values, leaves))
+            for source in self._last_reads.get(node, ()):
                 values.pop(source, None)
-            if runs and node.target is LOOP_OUT and self._paths and bool(values[cast(Node, node.args[0])]):
+            if runs and node.target is LOOP_OUT and self._conditions and bool(values[cast(Node, node.args[0])]):
                 starts = cast(list[Node], node.args[2])
                 values |= dict(zip(starts, values[node], strict=True))
-                place = self._nodes.index(starts[-1]) + 1
+                position = self._nodes.index(starts[-1]) + 1
         result: list[Any] = values[self._nodes[-1]]
         return result
 
-    def _value(self, node: Node, values: dict[Node, Any], given: Iterator[Any]) -> Any:
+    def _compute(self, node: Node, values: dict[Node, Any], leaves: Iterator[Any]) -> Any:
         def read(source: Node) -> Any:
-            return self.read(source, node, values[source])
+            return self.on_operand(source, node, values[source])
 
         if node.op == "placeholder":
-            return next(given)
+            return next(leaves)
         if node.op == "get_attr":
-            return self.held(node)
+            return self.get_attr(node)
         if node.op == "output":
             return map_arg(list(torch.utils._pytree.tree_leaves(node.args[0])), read)
         if BRANCH_SELECT in node.meta or node.target is LOOP_OUT:
-            condition, *ways = cast(list[Any], node.args[:3])
+            condition, *branches = cast(list[Any], node.args[:3])
             side = bool(values[condition])
-            if not self._paths and (node, not side) not in self.taken:
+            if not self._conditions and (node, not side) not in self.taken_branches:
                 side = not side
-            self.taken.add((node, side))
-            return map_arg(ways[not side], read)
+            self.taken_branches.add((node, side))
+            return map_arg(branches[not side], read)
         args, kwargs = map_arg((node.args, node.kwargs), read)
-        return self.called(node, args, kwargs)
+        return self.call_function(node, args, kwargs)
 
 
-def paths_of(graph: Graph) -> dict[Node, tuple[Side, ...]]:
-    """How conditions must turn out for a node's result to be read, the outermost first."""
-    paths: dict[Node, tuple[Side, ...]] = {}
+def find_branch_conditions(graph: Graph) -> dict[Node, tuple[Branch, ...]]:
+    """Find the branches that must be taken for a node's result to be read, the outermost condition first."""
+    paths: dict[Node, tuple[Branch, ...]] = {}
     for node in reversed(graph.nodes):
-        ways = []
+        user_paths = []
         for user in node.users:
-            way = paths[user]
+            path = paths[user]
             if BRANCH_SELECT in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
-                way = (*way, (user.args[0], user.args[1] is node))
+                path = (*path, (user.args[0], user.args[1] is node))
             elif user.target is LOOP_OUT and node in cast(Any, user.args[1]) and node not in cast(Any, user.args[2]):
-                way = (*way, (user.args[0], True))
-            ways.append(way)
-        common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
+                path = (*path, (user.args[0], True))
+            user_paths.append(path)
+        common = takewhile(lambda steps: len(set(steps)) == 1, zip(*user_paths, strict=False))
         paths[node] = tuple(steps[0] for steps in common)
     return paths
 
 
 def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
-    """What reads a node, and what reads those of them that ``through`` holds for; each once, however many the paths."""
+    """Yield the readers of a node and, where ``through`` holds for a reader, its readers in turn; each only once."""
     todo, seen = list(node.users), set[Node]()
     while todo:
         reader = todo.pop()

@@ -1,7 +1,7 @@
-"""What calibration shows of a tensor, and the scale and zero point that follow from it.
+"""Observers: collect statistics of a tensor during calibration and derive its scale and zero point.
 
-Parameters are computed once, when they are first asked for after a forward pass, whatever was seen: a tensor that was
-zero, a constant, 1e-30 and 1e30 all give a positive finite scale.
+Parameters are computed lazily, once after each change of the statistics. Every input gives a positive finite scale: an
+all-zero tensor, a constant, 1e-30 and 1e30.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torchao.quantization.pt2e.observer import ObserverBase
 
 from arm_backend_core.errors import ModelError
 
-#: Values of a tensor that its histogram is made of; of more, every other one is dropped.
-_KEPT = 1 << 16
-#: Values seen from which on their distribution says more than their extremes.
-MANY = 8192
+#: Maximum number of values kept for the histogram; beyond it every other value is dropped.
+_MAX_KEPT_VALUES = 1 << 16
+#: Number of observed values from which the range with the least squared error replaces the widened minimum and maximum.
+MIN_HISTOGRAM_VALUES = 8192
 #: Bins of a histogram and candidates for each end of a range.
 _BINS, _CANDIDATES = 2048, 256
-#: Weights of fewer steps on either side of 0 are clipped where that errs less.
-FEW = 16
-#: Smallest scale: the product of two, the step of an accumulator, is still a normal float32.
+#: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
+MIN_UNCLIPPED_LEVELS = 16
+#: Smallest scale: the product of two, the scale of an accumulator, is still a normal float32.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
 #: A lower or upper bound of a tensor, or of each of its channels.
@@ -33,61 +33,67 @@ Bounds = Array | float
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
-class NotFinite(ModelError):
-    """Calibration met a value that has no place on any scale."""
+class NonFiniteError(ModelError):
+    """A calibration sample produced NaN or an infinity, which no scale can represent."""
 
 
 @dataclass
-class _Seen:
-    """What was seen of a tensor: extremes, one or one for each channel; floats and arrays cost less than tensors.
+class _Statistics:
+    """Statistics of a tensor. Floats and NumPy arrays cost less than tensors here.
 
-    ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept.
-    ``whole``: it had whole numbers alone; None where nobody looked.
+    Attributes:
+        low, high: minimum and maximum, of the tensor or of each channel.
+        count: number of observed elements.
+        values: kept values, float32, 1-D; every ``stride``-th element.
+        kept_count: number of kept values.
+        is_integer: whether all values were integers; None if not checked.
+        parameters: cached scale and zero point.
     """
 
     low: Bounds = 0.0
     high: Bounds = 0.0
     count: int = 0
     values: list[Tensor] = field(default_factory=list)
-    kept: int = 0
+    kept_count: int = 0
     stride: int = 1
-    whole: bool | None = None
+    is_integer: bool | None = None
     parameters: tuple[Tensor, Tensor] | None = None
 
 
 class RangeObserver(ObserverBase):
-    """Keeps the extremes of a tensor; a subclass says which range they give.
+    """Tracks the minimum and maximum of a tensor; subclasses derive the quantized range from the statistics.
 
     Attributes:
-        of_zeros: scale of what was zero whenever it was seen; products with it still leave room for a bias.
-        tensor: what is observed, in words.
-        exact: whether it is a constant, of which no other values will come.
-        whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact, as is
-            what had whole numbers alone in all samples (masks, what was rounded), which comparisons find equal then.
+        scale_of_zeros: scale of an all-zero tensor; its products still leave room for a bias.
+        description: the observed tensor in words, for messages.
+        is_constant: whether the tensor is a constant, so that no other values can occur.
+        is_integer: whether the tensor is a cast of integers. Such a tensor, and one that held only integers in all
+            samples (masks, rounded values), gets a power of two as its scale if that is below 1. Integers are then
+            exact, and comparisons find equal ones equal.
     """
 
-    of_zeros = 2.0**-14
+    scale_of_zeros = 2.0**-14
 
     def __init__(
         self, dtype: torch.dtype, *, qscheme: torch.qscheme, quant_min: int, quant_max: int, is_dynamic: bool = False
     ) -> None:
         super().__init__(dtype, is_dynamic)
         self.qscheme, self.quant_min, self.quant_max = qscheme, quant_min, quant_max
-        self.tensor, self.exact, self.whole = "a tensor", False, False
-        self._seen = _Seen()
+        self.description, self.is_constant, self.is_integer = "a tensor", False, False
+        self._statistics = _Statistics()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe a tensor; returned as it is.
+        """Observe a tensor and return it unchanged.
 
         Raises:
-            NotFinite: it holds NaN or an infinity.
+            NonFiniteError: the tensor holds NaN or an infinity.
         """
         if x.numel():
-            seen = self._seen
-            low, high = self._extremes(x)
+            seen = self._statistics
+            low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
+                raise NonFiniteError(f"{self.description} holds {what}, which no scale can represent")
             if seen.count:
                 low, high = np.minimum(low, seen.low), np.maximum(high, seen.high)
             seen.low, seen.high, seen.parameters = low, high, None
@@ -96,103 +102,103 @@ class RangeObserver(ObserverBase):
 
     @property
     def count(self) -> int:
-        """How many elements it was given."""
-        return self._seen.count
+        """Number of observed elements."""
+        return self._statistics.count
 
     @property
     def extremes(self) -> tuple[float, float]:
-        """The least and the largest element that it was given."""
-        return float(np.min(self._seen.low)), float(np.max(self._seen.high))
+        """Minimum and maximum of all observed elements."""
+        return float(np.min(self._statistics.low)), float(np.max(self._statistics.high))
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
-        """Scale (float32) and zero point (int64), of one element or one for each channel."""
-        seen = self._seen
+        """Compute scale (float32) and zero point (int64), with one element or one for each channel."""
+        seen = self._statistics
         if seen.parameters is None:
             seen.parameters = self._scale_and_zero_point(*self._range(seen))
         return seen.parameters
 
-    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
-        first = x.reshape(-1)[:8]  # of other numbers these tell already
-        alone = bool((first == first.round()).all()) and bool((x == x.round()).all())
-        self._seen.whole = alone and self._seen.whole is not False
+    def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
+        first = x.reshape(-1)[:8]  # cheap early exit: most tensors fail here
+        all_integer = bool((first == first.round()).all()) and bool((x == x.round()).all())
+        self._statistics.is_integer = all_integer and self._statistics.is_integer is not False
         low, high = torch.aminmax(x)
         return low.item(), high.item()
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
-        """The real numbers that the integers span."""
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
+        """Return the range of real numbers that the integers represent."""
         return seen.low, seen.high
 
     def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
-        """0 is always in the range, exactly: padding and relu give it."""
+        """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it."""
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
-            scale = self._positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
+            scale = self._make_positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
             return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int64)
-        scale = self._positive((high - low) / (self.quant_max - self.quant_min))
+        scale = self._make_positive((high - low) / (self.quant_max - self.quant_min))
         zero_point = self.quant_min - np.rint(low / scale.astype(np.float64))
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
-    def _positive(self, scale: Array) -> Array:
-        scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.of_zeros)
+    def _make_positive(self, scale: Array) -> Array:
+        scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.scale_of_zeros)
         return np.where(
-            (self.whole or bool(self._seen.whole)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
+            (self.is_integer or bool(self._statistics.is_integer)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
         ).astype(np.float32)
 
 
 class HeadroomObserver(RangeObserver):
-    """Extremes, doubled: for int16, which has a bit to spare for values that calibration did not show.
+    """Range of twice the minimum and maximum, for int16: one bit of headroom for values beyond the calibration range.
 
-    Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
+    Rounding to 15 bits is far below the noise of int8 weights; clipping a single value is not.
     """
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
         return 2 * seen.low, 2 * seen.high
 
 
 class ActivationObserver(RangeObserver):
-    """The range with the least squared error; while few values were seen, their widened extremes."""
+    """Range with the least squared error (MSE); with fewer than 8,192 values, the widened minimum and maximum."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Observe a tensor; returned as it is. See ``RangeObserver``."""
+        """Observe a tensor and return it unchanged. See ``RangeObserver``."""
         super().forward(x)
-        seen = self._seen
-        # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
-        stride = seen.stride * max(x.numel() * 4 // _KEPT, 1) | 1
-        kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # x may be a buffer, and would be kept
+        seen = self._statistics
+        # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
+        stride = seen.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
+        kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # a copy: x may be a buffer, which changes
         seen.values.append(kept)
-        seen.kept += kept.numel()
-        if seen.kept > _KEPT:
+        seen.kept_count += kept.numel()
+        if seen.kept_count > _MAX_KEPT_VALUES:
             seen.values, seen.stride = [torch.cat(seen.values)[::2].clone()], 2 * seen.stride
-            seen.kept = seen.values[0].numel()
+            seen.kept_count = seen.values[0].numel()
         return x
 
-    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
-        if not seen.count or (seen.count < MANY and not self.exact):
-            return widened(seen.low, seen.high, seen.count)
-        return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
+        if not seen.count or (seen.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
+            return widen_range(seen.low, seen.high, seen.count)
+        return find_min_mse_range(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 
 
-def widened(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
-    """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
+def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
+    """Widen the minimum and maximum of ``count`` values, because new values will lie beyond them.
 
-    The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
-    range (relu), not of a sample, and stays.
+    The margin is the range divided by sqrt(count), at most half of the range. A bound of exactly 0 does not move: it
+    is the limit of a function (relu), not of the samples.
     """
     extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
     return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
 
 
-def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
-    """The part of [low, high], 0 included, that ``values`` have the least squared error in.
+def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
+    """Find the subrange of [low, high] that contains 0 and has the least squared quantization error.
 
-    A value inside errs by step**2 / 12 on average (squared), one below half a step by itself, as it becomes 0, and one
-    beyond a bound by its distance from it. Sums over such values come from one histogram, so that all pairs of
-    candidates are judged at once. Where the best range is a small part of the histogram's, it is looked for again
-    there: one far value does not make the bins coarse.
+    Squared error of a value: step**2 / 12 on average inside the range; the value squared below half a step, because it
+    rounds to 0; the squared distance to the bound outside. One histogram provides the sums, so all pairs of candidate
+    bounds are compared at once. If the best range is at most a quarter of the histogram, the search repeats within it,
+    so that an outlier does not make the bins coarse.
 
     Args:
         values: float32, 1-D.
-        steps: of the quantized range, 255 for int8.
+        steps: number of steps of the quantized range, 255 for int8.
     """
     first, last = min(float(low), 0.0), max(float(high), 0.0)
     while True:
@@ -202,12 +208,12 @@ def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[
         bottoms, tops = ends[edges[ends] < 0], ends[edges[ends] > 0]
         zero = np.searchsorted(edges, 0.0)
         bottoms, tops = (x if x.size else np.array([zero]) for x in (bottoms, tops))
-        below, lost_below = _lost(sums[:, bottoms], edges[bottoms])
-        above, lost_above = _lost(sums[:, -1:] - sums[:, tops], edges[tops])
+        below, error_below = _clipping_error(sums[:, bottoms], edges[bottoms])
+        above, error_above = _clipping_error(sums[:, -1:] - sums[:, tops], edges[tops])
         inside = len(values) - below[:, None] - above
-        usual, near = _rounding(sums, edges, (last - first) / _BINS / steps * ends)
+        per_value, near_zero = _rounding_error(sums, edges, (last - first) / _BINS / steps * ends)
         widths = (tops - bottoms[:, None]) // ends[1]
-        error = lost_below[:, None] + lost_above + inside * usual[widths] + near[widths]
+        error = error_below[:, None] + error_above + inside * per_value[widths] + near_zero[widths]
         row, column = np.unravel_index(error.argmin(), error.shape)
         bottom, top = edges[bottoms[row]], edges[tops[column]]
         if top - bottom > (last - first) / 4 or top - bottom < 1e-30:
@@ -216,7 +222,7 @@ def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[
 
 
 def _moments_below(values: Tensor, edges: Array) -> Array:
-    """Number, sum and sum of squares of the values below each edge, and (last column) of all values; [3, edges + 1]."""
+    """Compute count, sum and sum of squares of the values below each edge; last column: of all. [3, edges + 1]."""
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
@@ -231,59 +237,63 @@ def _moments(x: Tensor) -> Array:
     return np.array([float((x.double() ** power).sum()) for power in range(3)])
 
 
-def _rounding(moments: Array, edges: Array, step: Array) -> Array:
-    """Error of a value for each step, and what all that are nearer to 0 than half a step lack of it; [2, steps]."""
-    usual = step**2 / 12
+def _rounding_error(moments: Array, edges: Array, step: Array) -> Array:
+    """Compute the squared rounding error for each step size; [2, steps].
+
+    Row 0: average error of one value, step**2 / 12. Row 1: correction for all values within half a step of 0, whose
+    error is the value squared.
+    """
+    per_value = step**2 / 12
     near = [np.interp(step / 2, edges, of) - np.interp(-step / 2, edges, of) for of in moments[::2, :-1]]
-    return np.stack([usual, near[1] - near[0] * usual])
+    return np.stack([per_value, near[1] - near[0] * per_value])
 
 
-def _lost(moments: Array, bounds: Array) -> tuple[Array, Array]:
-    """How many values lie beyond each bound, and their squared distances from it, from the moments of these values."""
+def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
+    """Compute count and squared clipping error of the values beyond each bound, from the moments of these values."""
     count, total, squares = moments
     return count, squares - 2 * bounds * total + bounds**2 * count
 
 
 class WeightObserver(RangeObserver):
-    """A weight's extremes, with one scale.
+    """Range from the minimum and maximum of a weight, with one scale.
 
-    The bias is added in steps of the activation's scale times the weight's, as int32. Where it is so large that this
-    could not hold it (the activation was zero in all samples, or all weights of a channel are), the weight's scale is
-    enlarged: what the products add to such a bias is below 2**-16 of it for each term.
+    The bias is int32 with the scale of the accumulator, activation scale times weight scale. If the bias would overflow
+    (the activation is 0 in all samples, or all weights of a channel are 0), the weight's scale is enlarged so that it
+    fits. Each product is then below 2**-16 of such a bias.
     """
 
-    of_zeros = SMALLEST_SCALE
+    scale_of_zeros = SMALLEST_SCALE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.accumulators: list[tuple[RangeObserver, Array]] = []
 
-    def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
-        """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
+    def add_accumulator(self, activation: RangeObserver, bias: Tensor) -> None:
+        """Register a bias (one value per channel) that is added to products with the int8 tensor of ``activation``."""
         self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
 
-    def _positive(self, scale: Array) -> Array:
+    def _make_positive(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
             least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
-            # One scale may be that of several channels: of all, or of one in each group (transposed convolutions).
+            # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
             scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
-        return super()._positive(scale)
+        return super()._make_positive(scale)
 
-    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
+    def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         rows = self._rows(x)
         bounds = rows.abs().amax(1, keepdim=True)
-        if self.quant_max < FEW:
-            bounds = _least_error_of_rows(rows, bounds, self.quant_max)
+        if self.quant_max < MIN_UNCLIPPED_LEVELS:
+            bounds = _find_min_mse_row_bounds(rows, bounds, self.quant_max)
         most = bounds[:, 0].double().numpy(force=True)
         return -most, most
 
     def _rows(self, x: Tensor) -> Tensor:
-        """What shares a scale, in a row."""
+        """Return a view with one row for each scale."""
         return x.reshape(1, -1)
 
 
-def _least_error_of_rows(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
-    """The bound of each row, up to its peak, with the least squared error in steps of which ``largest`` reach it."""
+def _find_min_mse_row_bounds(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
+    """Find the clipping bound of each row with the least squared error; ``largest`` is the integer at the bound."""
     unit = rows / peaks.clamp_min(torch.finfo(rows.dtype).tiny)
     best, least = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
     for bound in np.arange(10, 33) / 32:
@@ -294,7 +304,10 @@ def _least_error_of_rows(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
 
 
 class PerChannelWeightObserver(WeightObserver):
-    """A weight's extremes, with a scale for each output channel (torchao gives ``ch_axis`` to such a class name)."""
+    """Per-channel weight range: one scale for each output channel.
+
+    torchao passes ``ch_axis`` to observers with "PerChannel" in the class name.
+    """
 
     def __init__(self, *args: Any, ch_axis: int = 0, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -1,7 +1,8 @@
-"""Post-training quantization of an exported program, which is edited: no module is made, traced or exported again.
+"""Post-training quantization (PTQ) of an exported program, in place.
 
-It gives what torchao's ``prepare_pt2e``, a run over the samples and ``convert_pt2e`` give: annotations and observers
-are the same, and quantize and dequantize operators take the observers' places.
+The result equals that of torchao's ``prepare_pt2e``, calibration and ``convert_pt2e``: annotations and observers are
+the same, and quantize and dequantize operators replace the observers. The graph is edited directly, so no module is
+built, traced or exported again.
 """
 
 from __future__ import annotations
@@ -49,21 +50,26 @@ from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_con
 from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_log_softmax, fuse_norms
 from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, Paths, Side, paths_of
-from arm_backend_core.quantization.observer import NotFinite, RangeObserver
+from arm_backend_core.quantization.graph_interpreter import (
+    Branch,
+    BranchConditions,
+    GraphInterpreter,
+    find_branch_conditions,
+)
+from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 
 _Q = torch.ops.quantized_decomposed
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-AT_A_TIME = 1 << 16  #: elements of a constant that are worked on in one go
+_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+CHUNK_ELEMENTS = 1 << 16  #: Elements of a constant that are processed at a time.
 
 
 @dataclass
 class SharedTensors:
-    """Tensors of several programs.
+    """Tensors that several programs share.
 
     Attributes:
-        states: copies of buffers, which calibration writes, by what they are copies of.
-        constants: quantized parameters, by observer and what they are made of.
+        states: copies of buffers, which calibration writes, by the identity of the original.
+        constants: quantized parameters, by observer and identity of the float parameter.
     """
 
     states: dict[TensorIdentity, Tensor] = field(default_factory=dict)
@@ -72,25 +78,31 @@ class SharedTensors:
 
 @dataclass
 class LastSample:
-    """A sample; ``results`` are those of the output, ``states`` buffers and what they held before it."""
+    """The last calibration sample.
+
+    Attributes:
+        inputs: leaves of the inputs.
+        results: values of the output node.
+        states: buffers with a copy of their values before the sample.
+    """
 
     inputs: list[Any] = field(default_factory=list)
     results: list[Any] = field(default_factory=list)
     states: Sequence[tuple[Tensor, Tensor]] = ()
 
     def reset(self) -> list[Any]:
-        """Let buffers hold that again.
+        """Restore the buffers to their values before the sample.
 
         Returns:
-            copies of the inputs: a model may write into them.
+            Copies of the inputs, because a model may write into its inputs.
         """
         for state, before in self.states:
             state.copy_(before)
-        return _cloned(self.inputs)
+        return _clone_tensors(self.inputs)
 
     @contextmanager
-    def undone(self) -> Iterator[None]:
-        """Let buffers hold at the end what they hold now."""
+    def preserve_states(self) -> Iterator[None]:
+        """Restore the current values of the buffers when the block ends."""
         now = [(state, state.clone()) for state, _ in self.states]
         yield
         for state, value in now:
@@ -98,26 +110,27 @@ class LastSample:
 
 
 class ObservedProgram(torch.nn.Module):
-    """A program that observes its tensors while it runs, and can then be quantized.
+    """A program with observers: it collects statistics while calibration samples run, and is then quantized.
 
-    Its graph has the user's inputs alone as placeholders.
+    The placeholders of its graph are the user's inputs only.
 
     Args:
-        program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
-        quantizer: annotates it.
-        common: what programs that go on from each other's state, and share observers, have in common.
-        algorithms: names of improvements, of which those that change the graph, annotations or observers are made here.
+        program: from ``torch.export.export``. Its graph is edited; its tensors and the samples do not change.
+        quantizer: annotates the program.
+        common: tensors shared by programs that continue from each other's state and share observers.
+        algorithms: names of quantization algorithms. The constructor applies those that change the graph, the
+            annotations or the observers.
 
     Attributes:
-        held: nodes of parameters, buffers and constants, and which tensor each is.
+        tensor_ids: identity of the tensor behind each node of a parameter, buffer or constant.
         model: the program's module; parameters and buffers are attributes.
-        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
-        joins: what it concatenates, to be applied after the samples.
-        watchers: nodes, and what else is to see the values of each while samples run.
-        corrected: attributes that are not what they were in the model, as they were.
-        floats: once it is quantized, what quantized constants were before, by their names.
-        ranges: the least and the largest value of each quantized tensor, by the name of its quantize operator.
-        last: the last sample, what the model gave for it, and the buffers as they were before it.
+        observers: by node for a result, by (source, reader) for an operand.
+        concat_scales: scales of concatenations; its ``apply`` runs after calibration.
+        watchers: (node, callback) pairs; the callback gets each value of the node during calibration.
+        original_values: values of attributes that an algorithm replaced, by name.
+        float_constants: float values of the constants that ``convert`` quantized, by the name of the quantized one.
+        ranges: minimum and maximum of each quantized tensor, by the name of its quantize operator.
+        last_sample: the last sample, its results, and the buffers before it.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -133,8 +146,8 @@ class ObservedProgram(torch.nn.Module):
         super().__init__()
         self._program = program = functionalize_program(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._common = common or SharedTensors()
-        self._specs, self.held = _unlift(self._program, self._common.states)
+        self._shared = common or SharedTensors()
+        self._specs, self.tensor_ids = _unlift(self._program, self._shared.states)
         _write_states(self._program, self._specs)
         fold_constant_adds(self._program.graph_module.graph)
         bound_mask_fill(self._program.graph_module)
@@ -146,19 +159,21 @@ class ObservedProgram(torch.nn.Module):
         choose_activation_precision(self.model.graph, algorithms)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = _groups(places)
+        groups = _group_observers(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
-        self.joins = ConcatScales(self, apart="concat_scales" in algorithms, wide="int16_outputs" in algorithms)
+        self.concat_scales = ConcatScales(
+            self, separate="concat_scales" in algorithms, int16_outputs="int16_outputs" in algorithms
+        )
         self.samples = 0
-        self.last = LastSample()
+        self.last_sample = LastSample()
         self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
-        self._paths: Paths = paths_of(self.model.graph)
-        self._taken: set[Side] = set()
+        self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
+        self._taken_branches: set[Branch] = set()
         self.meta: dict[str, Any] = {}
-        self.corrected: dict[str, Tensor] = {}
-        self.floats: dict[str, Tensor] = {}
+        self.original_values: dict[str, Tensor] = {}
+        self.float_constants: dict[str, Tensor] = {}
         self.ranges: dict[str, tuple[float, float]] = {}
 
     @property
@@ -170,105 +185,114 @@ class ObservedProgram(torch.nn.Module):
         """Observe one sample.
 
         Raises:
-            NotFinite: a tensor holds NaN or an infinity; names the sample and the tensor.
+            NonFiniteError: a tensor holds NaN or an infinity; the message names the sample and the tensor.
         """
         ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
         # A model may write into its inputs.
-        values = _cloned(pytree.tree_leaves((args, ordered)))
+        values = _clone_tensors(pytree.tree_leaves((args, ordered)))
         try:
-            states = self._common.states.values() if self._writes else ()
-            self.last = LastSample()  # copies of one sample at a time
-            self.last = LastSample(_cloned(values), states=[(state, state.clone()) for state in states])
-            self.last.results = self._observe(values)
-        except NotFinite as error:
-            raise NotFinite(f"calibration sample {self.samples}: {error}") from None
+            states = self._shared.states.values() if self._writes else ()
+            self.last_sample = LastSample()  # frees the previous copy first: one copy at a time
+            self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
+            self.last_sample.results = self._observe(values)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"calibration sample {self.samples}: {error}") from None
         self.samples += 1
 
     @property
     def output_specs(self) -> list[OutputSpec]:
-        """Of what the program gives: new values of inputs and buffers, then its results."""
+        """Specs of the program's outputs: new values of inputs and buffers, then the results."""
         return list(self._program.graph_signature.output_specs)
 
-    def quantized(self, see: Callable[[ObservedProgram], None] = lambda _: None) -> ExportedProgram:
-        """The program with quantize and dequantize operators; to be asked for once.
+    def convert(self, inspect: Callable[[ObservedProgram], None] = lambda _: None) -> ExportedProgram:
+        """Insert quantize and dequantize operators and return the program; can be called only once.
 
         Args:
-            see: is shown the graph with these, while parameters and buffers are attributes still.
+            inspect: called with this object after the insertion, while parameters and buffers are still attributes.
         """
         graph = self.model.graph
-        self.observe_not_taken()
+        self.observe_untaken_branches()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
-            source = node if output is None else self._rounded(node, node, output, users)
+            source = node if output is None else self._insert_quantize_dequantize(node, node, output, users)
             readers: dict[Any, list[Node]] = {}
             for user in users:
                 observer = self.observers.get((node, user))
                 if observer is not None and observer is not output:
                     readers.setdefault(observer, []).append(user)
             for observer, group in readers.items():
-                self._rounded(node, source, observer, group)
+                self._insert_quantize_dequantize(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
         eliminate_dead_code(graph)
-        see(self)
+        inspect(self)
         _return_states(self._program)
-        return _lifted(self._program, self._specs, self._mode)
+        return _lift(self._program, self._specs, self._mode)
 
-    def observe_not_taken(self) -> None:
-        """What no sample chose gets its ranges from what the last one makes of it."""
+    def observe_untaken_branches(self) -> None:
+        """Calibrate the branches that no sample takes by forcing them on the last sample."""
         wheres = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}
-        notes, told = events.current().notes, {place for place in sides if place not in self._taken}
-        for line, side in sorted({(source_line(where), side) for where, side in told}):
+        notes, untaken = events.current().notes, {place for place in sides if place not in self._taken_branches}
+        for line, side in sorted({(source_line(where), side) for where, side in untaken}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
-        self._paths = {}
-        while self.samples and not sides <= self._taken:
-            self._observe(self.last.inputs)
+        self._conditions = {}
+        while self.samples and not sides <= self._taken_branches:
+            self._observe(self.last_sample.inputs)
 
     def _observe(self, inputs: Iterable[Any]) -> list[Any]:
-        """Run a sample, and give its results; observers see its tensors, and constants once."""
+        """Run a sample and return its results. Observers see every tensor of the sample, and each constant once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for place, observer in self.observers.items():
-            if isinstance(observer, RangeObserver) and not (observer.exact and observer.count):
+            if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
         for node, watcher in self.watchers:
             watched.setdefault(node, {})[watcher] = None
-        run = _Watched(self, watched, self._paths, self._taken)
-        found = run.run(inputs)
+        run = _ObserverInterpreter(self, watched, self._conditions, self._taken_branches)
+        results = run.run(inputs)
         if run.problems:
-            self._excuse(run.problems, run.filled, found)
-        return found
+            self._check_unused_nonfinite(run.problems, run.finite_ranges, results)
+        return results
 
-    def _excuse(
-        self, problems: Sequence[NotFinite], filled: Mapping[Node, tuple[float, float]], found: Sequence[Any]
+    def _check_unused_nonfinite(
+        self, problems: Sequence[NonFiniteError], ranges: Mapping[Node, tuple[float, float]], results: Sequence[Any]
     ) -> None:
-        """What is not finite may be on no scale if it is chosen nowhere (x / y where y is 0): results do without it.
+        """Accept NaN and infinities on which no result depends, such as x / y with y = 0 behind a ``where``.
+
+        The sample runs again with these values unchanged, and with either end of the finite range in their place. If
+        the results equal ``results``, a note replaces the error.
 
         Args:
-            filled: what was not finite, and the ends of its other values.
-            found: results with finite values in its place.
+            ranges: (minimum, maximum) of the finite values, by node with non-finite ones.
+            results: results with finite values in place of the non-finite ones.
 
         Raises:
-            NotFinite: with other values in its place results are others, or what is written into buffers may be.
+            NonFiniteError: the results depend on the value, or the program writes buffers, which may depend on it.
         """
         if self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             raise problems[0]
-        ways: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in filled.items()} for i in (0, 1))]
-        for way in ways:
-            inputs = _cloned(self.last.inputs)
-            if not _alike(found, _Watched(self, {}, self._paths, self._taken, way).run(inputs)):
+        fills: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in ranges.items()} for i in (0, 1))]
+        for fill in fills:
+            inputs = _clone_tensors(self.last_sample.inputs)
+            if not _are_close(
+                results, _ObserverInterpreter(self, {}, self._conditions, self._taken_branches, fill).run(inputs)
+            ):
                 raise problems[0]
         notes = events.current().notes
         for problem in problems:
-            note = f"in calibration {problem}; no result depends on it, and its range is that of its other values"
+            note = f"in calibration {problem}; no result depends on it, so its range covers only its finite values"
             if note not in notes:
                 notes.append(note)
 
-    def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
-        """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
+    def _insert_quantize_dequantize(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
+        """Insert quantize and dequantize between ``source`` and ``users``; a constant is quantized immediately.
 
-        A constant is quantized here and now.
+        Args:
+            source: ``node``, or its dequantized value if its result is already quantized.
+
+        Returns:
+            The dequantize node.
         """
         graph, model = self.model.graph, self.model
         meta = {name: x for name, x in node.meta.items() if name != BRANCH_SELECT}
@@ -287,14 +311,16 @@ class ObservedProgram(torch.nn.Module):
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                constants, key = self._common.constants, (observer, tensor_identity(tensor))
+                constants, key = self._shared.constants, (observer, tensor_identity(tensor))
                 if key not in constants:
-                    constants[key] = _integers(quantize, tensor, known, observer.dtype)
+                    constants[key] = _quantize_constant(quantize, tensor, known, observer.dtype)
                 integers = add_buffer_node(model, f"{node.name}_quantized", constants[key])
-                self.floats[str(integers.target)] = self.corrected.get(str(source.target), tensor).detach()
+                self.float_constants[str(integers.target)] = self.original_values.get(
+                    str(source.target), tensor
+                ).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
-                integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
+                integers.meta = {**meta, "val": _make_fake(self._mode, meta["val"], observer.dtype)}
                 if isinstance(observer, RangeObserver):
                     self.ranges[integers.name] = observer.extremes
             result = graph.call_function(dequantize, (integers, *parameters))
@@ -304,53 +330,53 @@ class ObservedProgram(torch.nn.Module):
         return result
 
 
-def _cloned(values: Iterable[Any]) -> list[Any]:
+def _clone_tensors(values: Iterable[Any]) -> list[Any]:
     return [x.clone() if isinstance(x, Tensor) else x for x in values]
 
 
-def _alike(results: Iterable[Any], others: Iterable[Any]) -> bool:
-    """Whether results are finite, and the same but for rounding."""
+def _are_close(results: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether results are finite and equal within tolerances (rtol 1e-4, atol 1e-6)."""
     pairs = [(x, y) for x, y in zip(results, others, strict=True) if isinstance(x, Tensor)]
     return all(bool(y.isfinite().all()) and torch.allclose(x, y, 1e-4, 1e-6) for x, y in pairs)
 
 
-#: What torchao compares of what two readers of a tensor want of it: where all is the same they share an observer.
-_COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+#: Fields of a quantization spec that torchao compares: readers of a tensor with equal specs share an observer.
+_SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 
 
-def _groups(places: dict[Any, Any]) -> dict[Any, int]:
-    """Numbers of observers.
+def _group_observers(places: dict[Any, Any]) -> dict[Any, int]:
+    """Assign each observed place the number of its observer, as torchao does, with fewer comparisons.
 
-    torchao compares each reader of a tensor with every other one: of those that want the same the first is asked about.
-    And it follows a chain of equal scales by recursion, as deep as the chain is long.
+    torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
+    it. torchao follows a chain of shared scales recursively, as deep as the chain is long; hence the recursion limit.
     """
     first: dict[Any, Any] = {}
-    twins: dict[Any, Any] = {}
+    duplicates: dict[Any, Any] = {}
     named = {want.edge_or_node for want in places.values() if isinstance(want, SharedQuantizationSpec)}
     for place, want in places.items():
         alone = isinstance(place, Node) or place in named or isinstance(want, SharedQuantizationSpec)
         if not alone and place[1].meta[ANNOTATION].allow_implicit_sharing:
-            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _COMPARED))
+            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _SPEC_FIELDS))
             if first.setdefault(key, place) != place:
-                twins[place] = first[key]
+                duplicates[place] = first[key]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 2 * len(places))
     try:
-        asked = {place: want for place, want in places.items() if place not in twins}
-        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(asked)
+        unique = {place: want for place, want in places.items() if place not in duplicates}
+        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(unique)
     finally:
         sys.setrecursionlimit(limit)
-    return {place: groups[twins.get(place, place)] for place in places}
+    return {place: groups[duplicates.get(place, place)] for place in places}
 
 
-def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
-    """A constant, quantized by parts: as a whole it takes three times its floats, and is laid out behind these."""
-    if tensor.numel() <= AT_A_TIME:
+def _quantize_constant(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """Quantize a constant in chunks. As a whole, temporaries take three times the memory of its float values."""
+    if tensor.numel() <= CHUNK_ELEMENTS:
         return cast(Tensor, quantize(tensor, *known))
     result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
     each = isinstance(scale, Tensor)
     axis = limits[0] if each else 0
-    count = max(1, AT_A_TIME * tensor.shape[axis] // tensor.numel())
+    count = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], count):
         part = slice(start, start + count)
         own = (scale[part], zero_point[part]) if each else (scale, zero_point)
@@ -359,38 +385,43 @@ def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torc
     return result
 
 
-class _Watched(GraphInterpreter):
-    """A run of a sample, watched."""
+class _ObserverInterpreter(GraphInterpreter):
+    """Runs a sample and passes the results of nodes to their observers and watchers.
+
+    Attributes:
+        problems: errors of observers that met NaN or an infinity.
+        finite_ranges: (minimum, maximum) of the finite values of these tensors.
+    """
 
     def __init__(
         self,
         model: ObservedProgram,
         watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
-        paths: Paths,
-        taken: set[Side],
-        filling: Mapping[Node, float] | None = None,
+        conditions: BranchConditions,
+        taken: set[Branch],
+        fill_values: Mapping[Node, float] | None = None,
     ) -> None:
-        super().__init__(model.graph, paths, taken)
-        self._model, self._watched, self._filling = model.model, watched, filling or {}
-        self.problems: list[NotFinite] = []
-        self.filled: dict[Node, tuple[float, float]] = {}
+        super().__init__(model.graph, conditions, taken)
+        self._model, self._watchers, self._fill_values = model.model, watched, fill_values or {}
+        self.problems: list[NonFiniteError] = []
+        self.finite_ranges: dict[Node, tuple[float, float]] = {}
 
-    def held(self, node: Node) -> Any:
+    def get_attr(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._model)
 
-    def made(self, node: Node, value: Any) -> Any:
-        """The value; with finite ones in the place of others where an observer wants them, which is a problem."""
-        watched = self._watched.get(node, ())
-        if node in self._filling:
-            return torch.where(value.isfinite(), value, self._filling[node])
+    def on_result(self, node: Node, value: Any) -> Any:
+        """Return the value. If an observer rejects non-finite elements, record that and replace them by finite ones."""
+        watched = self._watchers.get(node, ())
+        if node in self._fill_values:
+            return torch.where(value.isfinite(), value, self._fill_values[node])
         try:
-            for observer in watched:  # those of ranges come first, and the first of them refuses
+            for observer in watched:  # range observers come first, so the first call raises
                 observer(value)
-        except NotFinite as problem:
+        except NonFiniteError as problem:
             self.problems.append(problem)
             known = value[value.isfinite()]
             low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
-            self.filled[node] = low, high
+            self.finite_ranges[node] = low, high
             value = value.nan_to_num(0.0, high, low)
             for observer in watched:
                 observer(value)
@@ -400,21 +431,21 @@ class _Watched(GraphInterpreter):
 def _unlift(
     program: ExportedProgram, states: dict[TensorIdentity, Tensor]
 ) -> tuple[dict[str, InputSpec], dict[Node, TensorIdentity]]:
-    """Parameters, buffers and constants become attributes of the program's module.
+    """Turn the placeholders of parameters, buffers and constants into attributes of the program's module.
 
     Returns:
-        how they were declared, by name; and which tensor each is.
+        Input specs by attribute name, and the identity of the tensor behind each node.
     """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
     first = next(node for node in graph.nodes if node.op != "placeholder")
     specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
-        if spec.kind not in _HELD:
+        if spec.kind not in _CONSTANT_KINDS:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
         held_tensors[node] = key = tensor_identity(tensor)
-        if spec.kind is InputKind.BUFFER:  # it may be written: calibration writes a copy
+        if spec.kind is InputKind.BUFFER:  # the program may write it: calibration writes a copy
             tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
         node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"
@@ -424,7 +455,7 @@ def _unlift(
 
 
 def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
-    """New values of buffers are written into them at the end, so that calibration goes on from sample to sample."""
+    """Write new values of buffers at the end of the graph, so that state carries over to the next sample."""
     attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
     buffers = {spec.target: attributes[name] for name, spec in specs.items()}
     output = program.graph.output_node()
@@ -436,7 +467,7 @@ def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None
 
 
 def _return_states(program: ExportedProgram) -> None:
-    """Undoes ``_write_states``: results that are written come first, in this order."""
+    """Undo ``_write_states``: return the new values of buffers, in order, before the other results."""
     output = program.graph.output_node()
     writes = program.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     results = pytree.tree_leaves(output.args[0])
@@ -445,8 +476,8 @@ def _return_states(program: ExportedProgram) -> None:
         program.graph.erase_node(write)
 
 
-def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
-    """The program with its attributes declared as inputs again; those in ``specs`` as they were."""
+def _lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
+    """Turn attributes into placeholders again, with the declarations in ``specs`` where there are some."""
     module, graph = program.graph_module, program.graph
     attributes: dict[str, Node] = {}
     for node in graph.find_nodes(op="get_attr"):
@@ -460,7 +491,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     for name in sorted(attributes, key=lambda name: name not in specs):
         node, tensor = attributes[name], attrgetter(name)(module)
         node.op, node.target = "placeholder", node.name
-        node.meta["val"] = _fake(mode, tensor, tensor.dtype)
+        node.meta["val"] = _make_fake(mode, tensor, tensor.dtype)
         first.prepend(node)
         argument = TensorArgument(node.name)
         if name in specs:
@@ -470,7 +501,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
             constants[name] = tensor.detach()
     used = {spec.target for spec in inputs}
     signature = program.graph_signature
-    users = [spec for spec in signature.input_specs if spec.kind not in _HELD]
+    users = [spec for spec in signature.input_specs if spec.kind not in _CONSTANT_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
         replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
@@ -481,7 +512,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     return replace_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
 
 
-def _fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """A fake tensor of this shape; PyTorch's own ways to it take half a millisecond."""
+def _make_fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """Make a fake tensor of this shape and dtype. PyTorch's own functions take half a millisecond for it."""
     empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
     return empty if mode is None else FakeTensor(mode, empty, like.device)

@@ -1,4 +1,4 @@
-"""Quantizers for ``prepare_pt2e``, configured as ExecuTorch's users know it."""
+"""PT2E quantizers (TOSA, Ethos-U, VGF) with the configuration methods of ExecuTorch's quantizers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import constant_nodes, describe_node, eliminate_dead_code, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect, share
+from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect_observers, share_timestep_observers
 from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
@@ -31,9 +31,9 @@ Config = QuantizationConfig | None
 
 
 class ArmQuantizer(Quantizer):
-    """Annotates what the target runs as integers.
+    """Annotates the operators that the target runs as integers.
 
-    The most specific setting wins: module name, then module type, then global. None leaves a part in floating point.
+    The most specific setting wins: module name, then module type, then global. None leaves operators in floating point.
 
     Raises:
         TypeError: ``compile_spec`` is for another target.
@@ -58,37 +58,39 @@ class ArmQuantizer(Quantizer):
         self._types: dict[type[torch.nn.Module], Config] = {}
 
     def set_global(self, quantization_config: Config) -> Self:
-        """For every operator without a more specific setting."""
+        """Set the configuration of every operator without a more specific setting."""
         self._global = quantization_config
         return self
 
     def set_io(self, quantization_config: Config) -> Self:
-        """For the model's own inputs and outputs."""
+        """Set the configuration of the model's inputs and outputs."""
         self._io = quantization_config
         return self
 
     def set_module_name(self, module_name: str, quantization_config: Config) -> Self:
-        """For the submodule of this name (as ``named_modules()`` has it) and what is in it."""
+        """Set the configuration of a submodule, named as in ``named_modules()``, and of its submodules."""
         self._names[module_name] = quantization_config
         return self
 
     def set_module_type(self, module_type: type[torch.nn.Module], quantization_config: Config) -> Self:
-        """For every submodule of this type and what is in it."""
+        """Set the configuration of every submodule of this type and of its submodules."""
         self._types[module_type] = quantization_config
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``.
+        """Make the graph functional and decompose composites without a record; called by ``prepare_pt2e``.
 
         Raises:
-            ModelError: it writes in place to what other tensors share, which are tensors of their own once quantized.
+            ModelError: the graph writes in place to memory that tensors share; quantized tensors share no memory.
         """
         inline_higher_order_ops(model, {})
-        writing = functionalize(model.graph, write_back=True)
-        if writing is not None:
+        aliased_write = functionalize(model.graph, write_back=True)
+        if aliased_write is not None:
             advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"
-            raise ModelError(f"{describe_node(writing)} writes in place to memory that other tensors share: {advice}")
-        _give_values(model)
+            raise ModelError(
+                f"{describe_node(aliased_write)} writes in place to memory that other tensors share: {advice}"
+            )
+        _set_attribute_values(model)
         fold_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
@@ -99,38 +101,38 @@ class ArmQuantizer(Quantizer):
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         bound_masks(model)
-        eliminate_dead_code(model.graph)  # what these replaced
-        _give_values(model)
-        return model  # prepare_pt2e makes a module of its own from the graph
+        eliminate_dead_code(model.graph)  # operators that the passes above replaced
+        _set_attribute_values(model)
+        return model  # prepare_pt2e builds a new module from the graph
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Write annotations; called by ``prepare_pt2e``.
 
         Raises:
-            ValueError: a module name or type matches nothing in the model, or an operator that is to be quantized
-                computes in another type than float32.
+            ValueError: a module name or type matches nothing in the model.
+            ModelError: an operator to quantize computes in another dtype than float32.
         """
         stacks = {node: modules_of(node) for node in model.graph.nodes}
         self._check_filters(stacks)
         constants = constant_nodes(model.graph)
         for node in model.graph.nodes:
             if self._config(stacks[node]) is not None and node not in constants:
-                _check_type(node)
+                _check_dtype(node)
         self._annotate_io(model)
         Annotator(model.graph, lambda node: self._config(stacks[node])).run()
         return model
 
     def validate(self, model: GraphModule) -> None:
-        """Nothing to check: the operators' records decide what is annotated."""
+        """Do nothing: the operators' records decide what is annotated."""
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
-        """Tell the observers what they observe; called by ``prepare_pt2e``."""
-        share(edge_or_node_to_obs_or_fq)
-        connect((model, edge_or_node_to_obs_or_fq))
+        """Share observers across time steps and connect them to their tensors; called by ``prepare_pt2e``."""
+        share_timestep_observers(edge_or_node_to_obs_or_fq)
+        connect_observers((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):
-            if any(_inside(path, name) for path in modules):
+            if any(_is_inside(path, name) for path in modules):
                 return self._names[name]
         for module_type, config in self._types.items():
             if any(_is_type(entry, module_type) for entry in modules.values()):
@@ -139,16 +141,16 @@ class ArmQuantizer(Quantizer):
 
     def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
         for name in self._names:
-            if not any(_inside(path, name) for modules in stacks.values() for path in modules):
+            if not any(_is_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})
-                told = f"set_module_name: the model has no module '{name}' with operators of its own"
-                raise ValueError(f"{told}. It has: {', '.join(paths)}")
+                problem = f"set_module_name: the model has no module '{name}' with operators of its own"
+                raise ValueError(f"{problem}. It has: {', '.join(paths)}")
         for module_type in self._types:
             entries = [entry for modules in stacks.values() for entry in modules.values()]
             if not any(_is_type(entry, module_type) for entry in entries):
-                found = sorted({_type_name(entry).rsplit(".", 1)[-1] for entry in entries})
-                told = f"set_module_type: the model has no {module_type.__name__}"
-                raise ValueError(f"{told}. It has: {', '.join(found)}")
+                types = sorted({_type_name(entry).rsplit(".", 1)[-1] for entry in entries})
+                problem = f"set_module_type: the model has no {module_type.__name__}"
+                raise ValueError(f"{problem}. It has: {', '.join(types)}")
 
     def _annotate_io(self, model: GraphModule) -> None:
         if self._io is None:
@@ -179,7 +181,7 @@ class VgfQuantizer(ArmQuantizer):
     spec_class = VgfCompileSpec
 
 
-def _check_type(node: Node) -> None:
+def _check_dtype(node: Node) -> None:
     record = find_record(node)
     if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
         return
@@ -192,14 +194,14 @@ def _check_type(node: Node) -> None:
         )
 
 
-def _give_values(model: GraphModule) -> None:
-    """get_attr nodes made by conv and batch-norm fusion have no fake tensor: give them their own tensor's."""
+def _set_attribute_values(model: GraphModule) -> None:
+    """Set ``meta["val"]`` of get_attr nodes that folding created without a fake tensor to the attribute itself."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)
 
 
-def _inside(path: str, name: str) -> bool:
+def _is_inside(path: str, name: str) -> bool:
     return path == name or path.startswith(name + ".")
 
 

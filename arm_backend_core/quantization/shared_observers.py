@@ -1,4 +1,4 @@
-"""Observers that several methods share, so that they have the same scales."""
+"""Observers shared by the methods of a model, so that common tensors have the same scales."""
 
 from __future__ import annotations
 
@@ -15,56 +15,57 @@ if TYPE_CHECKING:
 Place = Node | tuple[Node, Node]
 
 
-def observe_together(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
-    """Let one observer see what several methods have in common, so that scales are the same.
+def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
+    """Give tensors that several methods have in common one observer.
 
-    These are their parameters and buffers, and what modules compute that do the same in each, operator by operator.
+    Common tensors are parameters, buffers, and the operands and results of modules that run the same sequence of
+    operators in every method that uses them.
     """
-    from arm_backend_core.quantization.annotator import connect, unify
+    from arm_backend_core.quantization.annotator import connect_observers, merge_observers
 
     modules = {method: _modules_by_path(models[method]) for method in observed}
     sequences = {method: _sequences(model, modules[method]) for method, model in observed.items()}
     places: dict[Node, Hashable] = {}
-    for found in sequences.values():
-        for module, nodes in found.items():
+    for sequence in sequences.values():
+        for module, nodes in sequence.items():
             others = [other[module] for other in sequences.values() if module in other]
             if all(_operators(nodes) == _operators(other) for other in others):
                 places |= {node: (module, index) for index, node in enumerate(nodes)}
-    held = {node: key for model in observed.values() for node, key in model.held.items()}
+    tensor_ids = {node: key for model in observed.values() for node, key in model.tensor_ids.items()}
 
-    def place(where: Place) -> Hashable:
+    def key_of(where: Place) -> Hashable:
         source, node = (where, None) if isinstance(where, Node) else where
-        observer = everything[where]
-        if hasattr(observer, "obs_or_fqs"):  # its scale follows from those of others
+        observer = observers[where]
+        if hasattr(observer, "obs_or_fqs"):  # its scale is derived from other observers
             return None
-        if source in held:
-            return "tensor", held[source], type(observer), getattr(observer, "ch_axis", None)
+        if source in tensor_ids:
+            return "tensor", tensor_ids[source], type(observer), getattr(observer, "ch_axis", None)
         if node is None:
             return ("result", places[source]) if source in places else None
         return ("operand", places[node], node.all_input_nodes.index(source)) if node in places else None
 
-    everything = {where: observer for model in observed.values() for where, observer in model.observers.items()}
-    unify([model.observers for model in observed.values()], place)
-    connect(*((model.model, model.observers) for model in observed.values()))
+    observers = {where: observer for model in observed.values() for where, observer in model.observers.items()}
+    merge_observers([model.observers for model in observed.values()], key_of)
+    connect_observers(*((model.model, model.observers) for model in observed.values()))
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:
-    """Modules of an nn.Module by path; of a program that was captured elsewhere paths are all that is known."""
+    """Map module paths to module identities; empty for a captured program, of which only paths are known."""
     if not isinstance(model, torch.nn.Module):
         return {}
     return {path: id(module) for path, module in model.named_modules(remove_duplicate=False)}
 
 
 def _sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
-    """Operators with real results, by the module that they are in."""
+    """List the operators with float results of each module."""
     from arm_backend_core.nodes import is_float, modules_of
 
-    found: dict[Hashable, list[Node]] = {}
+    sequences: dict[Hashable, list[Node]] = {}
     for node in model.graph.nodes:
         if node.op == "call_function" and is_float(node):
             *_, path = ("", *modules_of(node))
-            found.setdefault(modules.get(path, path), []).append(node)
-    return found
+            sequences.setdefault(modules.get(path, path), []).append(node)
+    return sequences
 
 
 def _operators(nodes: list[Node]) -> list[Any]:

@@ -1,7 +1,7 @@
-"""torchao's ``convert_pt2e``, without its search for batch norms that were trained with rounding.
+"""torchao's ``convert_pt2e`` without its search for batch norms of quantization-aware training.
 
-If a graph has any batch norm, torchao exports 96 patterns to compare it with, which takes 20 s however small the graph
-is. They are those of ``prepare_qat_pt2e``: in a model that was only calibrated there is none to find.
+If a graph has any batch norm, torchao exports 96 patterns to match against, which takes 20 s however small the graph
+is. ``prepare_qat_pt2e`` inserts those patterns, so a model that was only calibrated has none of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from torch.fx import GraphModule
 aten = torch.ops.aten
 
 
-def _like(overload: Any) -> Callable[..., Any]:
-    """A function that torchao does not take for a batch norm."""
+def _hide_overload(overload: Any) -> Callable[..., Any]:
+    """Wrap an overload in a function that torchao does not recognize as a batch norm."""
 
     def hidden(*args: Any, **keywords: Any) -> Any:
         return overload(*args, **keywords)
@@ -26,7 +26,7 @@ def _like(overload: Any) -> Callable[..., Any]:
 
 
 _HIDDEN = {
-    overload: _like(overload)
+    overload: _hide_overload(overload)
     for overload in (
         aten.batch_norm.default,
         aten._native_batch_norm_legit.default,
@@ -35,17 +35,17 @@ _HIDDEN = {
         aten.miopen_batch_norm.default,
     )
 }
-_SHOWN = {function: overload for overload, function in _HIDDEN.items()}
+_ORIGINAL = {function: overload for overload, function in _HIDDEN.items()}
 
 
-def converted(prepared: GraphModule) -> GraphModule:
-    """What ``prepare_pt2e`` gave, calibrated, with quantize and dequantize operators."""
+def convert(prepared: GraphModule) -> GraphModule:
+    """Convert a calibrated model of ``prepare_pt2e``: quantize and dequantize operators replace the observers."""
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e
 
     for node in prepared.graph.nodes:
         node.target = _HIDDEN.get(node.target, node.target)
     model: GraphModule = convert_pt2e(prepared)
     for node in model.graph.nodes:
-        node.target = _SHOWN.get(node.target, node.target)
+        node.target = _ORIGINAL.get(node.target, node.target)
     model.recompile()
     return model

@@ -81,4 +81,4 @@ def write(target: Path, *pieces: bytes | memoryview) -> None:
     """Write a file whole or not at all, as the core does, which is not imported before there is something to write."""
     from arm_backend_core.alternatives import disk_cache
 
-    disk_cache.write(target, *pieces)
+    disk_cache.write_atomically(target, *pieces)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arm_backend_core
-from arm_backend_core.alternatives.disk_cache import cache_folder, write
+from arm_backend_core.alternatives.disk_cache import cache_folder, write_atomically
 from arm_recipes.cli import arguments
 from arm_recipes.recipe import options
 from arm_recipes.recipe.targets import SPECS
@@ -65,7 +65,7 @@ def _known() -> list[dict[str, Any]]:
         rows = _recorded()
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write(kept, json.dumps(rows).encode())
+            write_atomically(kept, json.dumps(rows).encode())
         except OSError:  # slower the next time
             pass
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Grid, Losses, decibels
+from arm_backend_core.quantization.diagnostics.error_metrics import Losses, QuantizationGrid, decibels
 
 #: A range that is this many times as wide as what 99.9 % of the values need is too wide.
 _STRETCHED = 4.0
@@ -66,7 +66,7 @@ class Facts:
     """
 
     losses: Losses
-    grid: Grid
+    grid: QuantizationGrid
     is_fixed: bool
     seen: tuple[float, float] | None
     weights: tuple[Weights, ...]
@@ -113,7 +113,7 @@ class Facts:
             known = "" if self.seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
             return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
-            f"{text}; 99.9 % are within {losses.usual:.4g}, and calibration leaves such outliers out, as it errs least "
+            f"{text}; 99.9 % are within {losses.p999:.4g}, and calibration leaves such outliers out, as it errs least "
             f"so: {_BOUND}, or {self._wider()}"
         )
 
@@ -122,11 +122,11 @@ class Facts:
         losses, grid, (low, high) = self.losses, self.grid, self.grid.bounds
         if grid.steps > _INT8:
             return "rounding", f"steps of {grid.scale:.3g} are too coarse, and it has int16 already"
-        usual = min(high, losses.usual) + min(-low, losses.usual)
-        if not losses.usual or self._width / max(usual, grid.scale) <= _STRETCHED:
+        usual = min(high, losses.p999) + min(-low, losses.p999)
+        if not losses.p999 or self._width / max(usual, grid.scale) <= _STRETCHED:
             return "rounding", f"its values fill the range, and {grid.steps + 1} steps give no more: {self._wider()}"
         steps = f"so that they have about {max(round(usual / grid.scale), 1)} of {grid.steps + 1} steps"
-        most = f"99.9 % of the values are within {losses.usual:.4g}"
+        most = f"99.9 % of the values are within {losses.p999:.4g}"
         if self.is_fixed:
             return "rounding", f"{most}, and the operator's range is {low:.4g} to {high:.4g}, {steps}: {self._wider()}"
         if self._width / self._used > _STRETCHED:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Sums, added, decibels, lost
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, decibels, sum_errors, sum_losses
 from arm_recipes._internal.messages import progress_bar, quiet
 from arm_recipes.comparison.accuracy import Accuracy, Metric, by_labels, by_metric
 from arm_recipes.comparison.advice import Facts, Weights
@@ -281,7 +281,7 @@ def _differences_of_graph(plan: Plan, original: Original | None, given: Samples)
             for _ in evaluation.run(given.inputs[0]):
                 pass
         outputs.append(evaluation.outputs)
-    gaps = [Sums.of(x, y).gap.sqnr for x, y in zip(*outputs, strict=True) if isinstance(x, torch.Tensor)]
+    gaps = [ErrorSums.of(x, y).metrics.sqnr for x, y in zip(*outputs, strict=True) if isinstance(x, torch.Tensor)]
     worst = min(gaps, default=_SAME)
     if worst >= _SAME:
         return []
@@ -295,7 +295,7 @@ def _outputs(names: Sequence[str], found: Sequence[SampleResult]) -> tuple[Outpu
     made = []
     for index, name in enumerate(names):
         parts = [one.sums[index] for one in found if index in one.sums]
-        made.append(OutputGap(name, added(parts).gap if parts else None))
+        made.append(OutputGap(name, sum_errors(parts).metrics if parts else None))
     return tuple(made)
 
 
@@ -308,7 +308,7 @@ def _notes(found: Sequence[SampleResult]) -> list[str]:
     ]
 
 
-def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
+def _layer(row: Row, parts: Sequence[ErrorSums], told: frozenset[str]) -> LayerGap:
     return LayerGap(
         name=row.node,
         operator=row.operator,
@@ -319,7 +319,7 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
         zero_point=row.grid.zero_point if row.grid else None,
         moves=row.is_data_movement,
         value_source="program" if row.name in told else "PyTorch",
-        gap=added(parts).gap,
+        gap=sum_errors(parts).metrics,
     )
 
 
@@ -340,18 +340,18 @@ def _layers(
         if not parts:
             continue
         layer = _layer(row, parts, told)
-        losses = lost(one.losses[row.name] for one in found if row.name in one.losses)
+        losses = sum_losses(one.losses[row.name] for one in found if row.name in one.losses)
         if row.grid is not None and losses.count:
             weights = tuple(_weights(plan, name, original) for name in row.weights)
             seen = ranges.get(row.name)
             own = OwnLoss(
                 sqnr=decibels(losses.signal, losses.noise),
-                max_error=losses.largest,
+                max_error=losses.max_error,
                 clipped=losses.clipped / losses.count,
                 range=row.grid.bounds,
                 values=(losses.low, losses.high),
                 calibrated=seen,
-                p999=losses.usual,
+                p999=losses.p999,
                 output=effects.get(row.name),
                 advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
             )
@@ -364,14 +364,14 @@ def _effects(plan: Plan, found: Sequence[SampleResult], inputs: Sequence[Sequenc
     """SQNR of the first output where only one layer is quantized, for those that lose most by themselves."""
     if plan.has_state:
         return {}
-    lost_by = {row: lost(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.rows}
+    lost_by = {row: sum_losses(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.rows}
     own = {row: decibels(losses.signal, losses.noise) for row, losses in lost_by.items() if losses.count}
     rows = sorted(own, key=lambda row: own[row])[:WORST]
-    sums: dict[str, list[Sums]] = {row.name: [] for row in rows}
+    sums: dict[str, list[ErrorSums]] = {row.name: [] for row in rows}
     for sample in inputs[:_FEW]:
         for name, part in effects_of(plan, rows, sample).items():
             sums[name].append(part)
-    return {name: added(parts).gap.sqnr for name, parts in sums.items() if parts}
+    return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
 
 
 def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
@@ -382,7 +382,10 @@ def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
     node = name.removesuffix("_quantized")
     node = node if node in known else node.rstrip("_")  # one that a batch normalization was folded into
     return Weights(
-        known.get(node, node), most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr
+        known.get(node, node),
+        most - least + 1,
+        "per_channel" in str(step.target),
+        ErrorSums.of(right, real).metrics.sqnr,
     )
 
 

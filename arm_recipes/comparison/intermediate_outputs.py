@@ -23,7 +23,7 @@ from arm_backend_core.nodes import is_dequantize, is_float, is_quantize, operato
 from arm_backend_core.ops.operands import Tensor as Lowered
 from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
-from arm_backend_core.quantization.diagnostics.error_metrics import Grid
+from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 from arm_backend_core.selection import Selection, select
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.serialize import serialize
@@ -63,7 +63,7 @@ class Taps:
         entered = (entry[0] for entry in self.entries if entry is not None)
         return frozenset(name for name in (*self.names, *entered) if name is not None)
 
-    def read(self, execution: Execution, grids: Mapping[str, Grid]) -> tuple[dict[str, Tensor], bool]:
+    def read(self, execution: Execution, grids: Mapping[str, QuantizationGrid]) -> tuple[dict[str, Tensor], bool]:
         """The values of one execution as real numbers, and whether the delegate's own results were the same."""
         given = [_as(array, *kind) for array, kind in zip(execution.inputs, self.kinds, strict=True)]
         results = reference.run(self.flatbuffer, given)
@@ -152,7 +152,7 @@ def _as(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     return array.view(dtype).reshape(shape) if is_bytes else array
 
 
-def _real(values: Tensor, grid: Grid | None) -> Tensor:
+def _real(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
     """The real numbers that integers stand for, as a dequantize operator gives them."""
     return values if grid is None else (values.float() - grid.zero_point) * grid.scale
 

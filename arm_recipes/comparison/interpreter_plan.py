@@ -36,7 +36,7 @@ from arm_backend_core.nodes import (
 from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.program import constants_of, copy_program, drop_assertions, store_of, user_inputs
-from arm_backend_core.quantization.diagnostics.error_metrics import Grid
+from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 
 _USER = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
@@ -99,7 +99,7 @@ class Row:
     name: str
     value: str
     node: str
-    grid: Grid | None
+    grid: QuantizationGrid | None
     is_data_movement: bool
     is_fixed: bool
     dtype: str
@@ -231,7 +231,7 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
     return rows
 
 
-def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
+def _row(node: Node, value: Node, grid: QuantizationGrid | None, floats: Mapping[str, Tensor]) -> Row:
     source = boundary_source(value)
     made = source.args[0] if source.target is operator.getitem else source
     assert isinstance(made, Node)
@@ -268,7 +268,7 @@ def _readers(node: Node) -> tuple[str, ...]:
     return () if "" in found else tuple(found)
 
 
-def _moves(node: Node, grid: Grid | None) -> bool:
+def _moves(node: Node, grid: QuantizationGrid | None) -> bool:
     """Whether it computes nothing, and all that it reads is on the grid of its result."""
     reads = [source for source in node.all_input_nodes if is_float(source)]
     same = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in reads)
@@ -292,13 +292,13 @@ def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
     return found
 
 
-def _grid(node: Node) -> Grid | None:
+def _grid(node: Node) -> QuantizationGrid | None:
     """None where a channel has a grid of its own, or one that is computed."""
     args = node.args[1:5]
     if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
         return None
     scale, zero_point, least, most = args
-    return Grid(float(scale), int(zero_point), int(least), int(most))  # type: ignore[arg-type]
+    return QuantizationGrid(float(scale), int(zero_point), int(least), int(most))  # type: ignore[arg-type]
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Gap
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.advice import LayerAdvice, Weights
@@ -29,7 +29,7 @@ class OutputGap:
     """
 
     name: str
-    gap: Gap | None
+    gap: ErrorMetrics | None
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class LayerGap:
     zero_point: int | None
     moves: bool
     value_source: str
-    gap: Gap
+    gap: ErrorMetrics
     own: OwnLoss | None = None
     weights: tuple[Weights, ...] = ()
 
@@ -220,7 +220,7 @@ def _advice(layer: LayerGap) -> str:
     return f"{layer.own.advice.text} ({_decibels(layer.own.advice.sqnr)} without it)"
 
 
-def _cells(gap: Gap | None) -> tuple[str, str, str]:
+def _cells(gap: ErrorMetrics | None) -> tuple[str, str, str]:
     if gap is None:
         return "", "", ""
     return _decibels(gap.sqnr), "" if gap.cosine is None else f"{gap.cosine:.6f}", f"{gap.max_error:.4g}"

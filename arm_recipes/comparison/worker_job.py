@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.quantization.diagnostics.error_metrics import Losses, Sums
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, Losses
 from arm_recipes.comparison.intermediate_outputs import Taps, in_order
 from arm_recipes.comparison.interpreter_plan import Evaluation, Plan, Row
 from arm_recipes.runtime import plugin
@@ -87,8 +87,8 @@ class SampleResult:
 
     right: list[Any]
     given: list[Any]
-    sums: dict[int, Sums] = field(default_factory=dict)
-    layers: dict[str, Sums] = field(default_factory=dict)
+    sums: dict[int, ErrorSums] = field(default_factory=dict)
+    layers: dict[str, ErrorSums] = field(default_factory=dict)
     losses: dict[str, Losses] = field(default_factory=dict)
     different: tuple[str, ...] = ()
 
@@ -108,7 +108,7 @@ class Runner:
             found = beside(item, given)
         for index, (right, other) in enumerate(zip(found.right, found.given, strict=True)):
             if isinstance(right, Tensor) and isinstance(other, Tensor) and right.shape == other.shape:
-                found.sums[index] = Sums.of(right, other)
+                found.sums[index] = ErrorSums.of(right, other)
         return found
 
     def _beside_model(self, item: WorkItem, given: list[Any]) -> SampleResult:
@@ -121,7 +121,7 @@ class Runner:
         for row, values in running.evaluation.run(item.inputs, known, own=item.layers):
             if not item.layers or values.given is None:
                 continue
-            found.layers[row.name] = Sums.of(values.right, values.given)
+            found.layers[row.name] = ErrorSums.of(values.right, values.given)
             if row.grid is not None and not row.is_data_movement:
                 found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
         found.right, found.different = running.evaluation.outputs, running.different
@@ -134,7 +134,7 @@ class Runner:
             right, other = (running.rows(item.inputs) for running in (self._reference, self._program))
             for name in right.keys() & other.keys():
                 if right[name].shape == other[name].shape:
-                    found.layers[name] = Sums.of(right[name], other[name])
+                    found.layers[name] = ErrorSums.of(right[name], other[name])
         found.different = tuple(dict.fromkeys(self._reference.different + self._program.different))
         return found
 
@@ -188,7 +188,7 @@ class _Running:
         return {row.node: values.given for row, values in rows if values.given is not None}
 
 
-def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dict[str, Sums]:
+def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dict[str, ErrorSums]:
     """What a sample's first output is where one row alone is what the program's grid and weights make of right inputs.
 
     Returns:
@@ -199,16 +199,18 @@ def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dic
         rounded = {}
         for row, values in evaluation.run(inputs, own=True):
             if row.name in names and row.grid is not None:
-                rounded[row.name] = row.grid.rounded(values.right if values.unrounded is None else values.unrounded)
+                rounded[row.name] = row.grid.round_values(
+                    values.right if values.unrounded is None else values.unrounded
+                )
         right = evaluation.outputs
         place = next((i for i, x in enumerate(right) if _is_float(x)), None)
-        found: dict[str, Sums] = {}
+        found: dict[str, ErrorSums] = {}
         if place is None:
             return found
         for name, value in rounded.items():
             for _ in evaluation.run(inputs, replaced={name: value}):
                 pass
-            found[name] = Sums.of(right[place], evaluation.outputs[place])
+            found[name] = ErrorSums.of(right[place], evaluation.outputs[place])
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
-from arm_backend_core.quantization.fake_quant.ranges import Mode
+from arm_backend_core.quantization.fake_quant.ranges import RangeMode
 from arm_recipes._internal.messages import quiet
 from arm_recipes.pipeline.export import check_recipe
 from arm_recipes.pipeline.pipeline import Progress
@@ -23,7 +23,7 @@ def prepare_qat(
     recipe: ExportRecipe,
     samples: Any = None,
     *,
-    ranges: Mode = "learned",
+    ranges: RangeMode = "learned",
     batch_norm_steps: int = BATCH_NORM_STEPS,
     strict: bool | None = None,
     progress: bool = True,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from arm_backend_core.quantization.observer import MANY, ActivationObserver, RangeObserver
+from arm_backend_core.quantization.observer import MIN_HISTOGRAM_VALUES, ActivationObserver, RangeObserver
 
 #: Part of the values of a tensor that a percentile leaves out at either end.
 TAIL = 1e-4
@@ -54,7 +54,7 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 
 def _is_judged(observer: RangeObserver, seen: Any) -> bool:
     """Whether the distribution of what was seen says more than its extremes."""
-    return bool(seen.count >= MANY and not observer.exact and seen.high > seen.low)
+    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.is_constant and seen.high > seen.low)
 
 
 def _least_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:

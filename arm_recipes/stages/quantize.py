@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_backend_core.quantization.shared_observers import observe_together
+from arm_backend_core.quantization.shared_observers import share_observers
 from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
@@ -140,7 +140,7 @@ class FastQuantizeStage(QuantizeStage):
 
     Attributes:
         originals: what methods that were quantized by a recipe of ours were before.
-        losses: what rounding leaves of the results of these, see ``stages.output_sqnr``.
+        losses: what rounding leaves of the results of these, see ``stages.measure_output_sqnr``.
         notes: what the user is to be warned of.
     """
 
@@ -239,31 +239,35 @@ class FastQuantizeStage(QuantizeStage):
         alone = len(programs) == 1
         observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:
-            observe_together(observed, models)
+            share_observers(observed, models)
         corrections = [] if trained else _corrections(list(observed.values()), algorithms)
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
         for model in observed.values() if not trained else ():
-            model.joins.apply()
+            model.concat_scales.apply()
         for correction in corrections:
             correction.apply()
         add_notes(observer for model in observed.values() for observer in model.observers.values())
         quantized = {}
         for method, model in observed.items():
-            quantized[method] = model.quantized(partial(self._tell_losses, method))
+            quantized[method] = model.convert(partial(self._tell_losses, method))
             _check_results(method, captured[method], quantized[method])
-            self.originals[method] = Original(captured[method], model.floats, model.ranges)
+            self.originals[method] = Original(captured[method], model.float_constants, model.ranges)
         return quantized
 
     def _tell_losses(self, method: str, model: ObservedProgram) -> None:
-        from arm_backend_core.quantization.diagnostics.output_sqnr import LEAST, describe_losses, output_sqnr
+        from arm_backend_core.quantization.diagnostics.output_sqnr import (
+            MIN_SQNR_DB,
+            describe_output_sqnr,
+            measure_output_sqnr,
+        )
 
-        with model.last.undone():  # other methods go on from these buffers
-            self.losses[method] = found = output_sqnr(model) if model.samples else {}
+        with model.last_sample.preserve_states():  # other methods go on from these buffers
+            self.losses[method] = found = measure_output_sqnr(model) if model.samples else {}
             if not found:
                 self._require_known(method)
-            elif min(found.values()) < max(self._asked, LEAST):
-                text = describe_losses(model, method, found)
+            elif min(found.values()) < max(self._asked, MIN_SQNR_DB):
+                text = describe_output_sqnr(model, method, found)
                 if min(found.values()) < self._asked:
                     raise AccuracyError(f"min_sqnr={self._asked:g}: {text}")
                 self.notes.append(text)
@@ -286,13 +290,13 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
-        from arm_backend_core.quantization.torchao_convert import converted
+        from arm_backend_core.quantization.torchao_convert import convert
 
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
         model = self.calibrated(method, model, examples)
-        return self._apply_passes(converted(model), recipe.post_convert_passes)
+        return self._apply_passes(convert(model), recipe.post_convert_passes)
 
     def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
         """Run the samples through a prepared model."""

@@ -18,10 +18,15 @@ from torch.utils import _pytree as pytree
 from arm_backend_core import events
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize_model
-from arm_backend_core.quantization.fake_quant.form import FakeQuantProgram, Settings, activations, set_parameters
-from arm_backend_core.quantization.fake_quant.layers import tensors_of
-from arm_backend_core.quantization.fake_quant.ranges import Mode, Range
-from arm_backend_core.quantization.observer import NotFinite, RangeObserver
+from arm_backend_core.quantization.fake_quant.layers import named_tensors
+from arm_backend_core.quantization.fake_quant.program import (
+    FakeQuantProgram,
+    StepSettings,
+    activation_observers,
+    set_parameters,
+)
+from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
+from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.messages import ExportError, quiet
 from arm_recipes.samples import inputs
@@ -53,12 +58,12 @@ class FakeQuantizedModel(torch.nn.Module):
         stage: FastQuantizeStage,
         examples: Sequence[Inputs],
         *,
-        ranges: Mode = "learned",
+        ranges: RangeMode = "learned",
         batch_norm_steps: int = BATCH_NORM_STEPS,
     ) -> None:
         super().__init__()
-        if ranges not in get_args(Mode):
-            raise ValueError(f"ranges must be {' or '.join(map(repr, get_args(Mode)))}; got {ranges!r}")
+        if ranges not in get_args(RangeMode):
+            raise ValueError(f"ranges must be {' or '.join(map(repr, get_args(RangeMode)))}; got {ranges!r}")
         self.model, self.batch_norm_steps, self.steps = model, batch_norm_steps, 0
         self._stage, self._quantization = stage, stage.recipe
         self._examples = [_on_cpu(example) for example in examples]
@@ -68,16 +73,19 @@ class FakeQuantizedModel(torch.nn.Module):
         device = self._device()
         model.cpu()  # where observers compute
         form = self._form(self._examples[0])
-        self._begun = {name: tensors_of(model)[name].detach().clone() for name in form.states.values()}
+        self._begun = {name: named_tensors(model)[name].detach().clone() for name in form.state_names.values()}
         with torch.no_grad():
             stage.calibrated(METHOD, form.observed, self._examples)
-            form.observed.observe_not_taken()
-        self._joined = form.observed.joins.apply()
-        found = activations(form.observed)
+            form.observed.observe_untaken_branches()
+        self._joined = form.observed.concat_scales.apply()
+        found = activation_observers(form.observed)
         self._kinds = list(map(_kind, found))
         names = {observer: place for place, observer in reversed(form.observed.observers.items())}
         self.ranges = torch.nn.ModuleDict(
-            {f"{index}_{_name(names[observer])}": Range(observer, ranges) for index, observer in enumerate(found)}
+            {
+                f"{index}_{_name(names[observer])}": QuantizationRange(observer, ranges)
+                for index, observer in enumerate(found)
+            }
         )
         self.to(device)
 
@@ -96,10 +104,10 @@ class FakeQuantizedModel(torch.nn.Module):
         self._check_device(leaves)
         form, training = self._form(sample), self.training
         live = training and self.steps < self.batch_norm_steps
-        settings = Settings(self._spans(), tensors_of(self.model), training, live)
+        settings = StepSettings(self._spans(), named_tensors(self.model), training, live)
         try:
             results = form.run(leaves, settings)
-        except NotFinite as error:
+        except NonFiniteError as error:
             raise ExportError(self._not_finite(str(error))) from error
         self.steps += training
         return results
@@ -134,8 +142,8 @@ class FakeQuantizedModel(torch.nn.Module):
         """Let a calibrated program have the ranges that were found."""
         self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
-        observed.observe_not_taken()  # now, as what an observer sees afterwards counts again
-        for observer, span in zip(activations(observed), self._spans(), strict=True):
+        observed.observe_untaken_branches()  # now, as what an observer sees afterwards counts again
+        for observer, span in zip(activation_observers(observed), self._spans(), strict=True):
             set_parameters(observer, span())
 
     def reset_state(self) -> None:
@@ -143,7 +151,7 @@ class FakeQuantizedModel(torch.nn.Module):
 
         What calls leave in them is no result of the training: the end of it, ``eval()``, and ``export`` begin anew.
         """
-        tensors = tensors_of(self.model)
+        tensors = named_tensors(self.model)
         with torch.no_grad():
             for name, begun in self._begun.items():
                 tensors[name].copy_(begun)
@@ -185,7 +193,7 @@ class FakeQuantizedModel(torch.nn.Module):
             with quiet(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
-                    equalize_model(program, tensors_of(self.model))
+                    equalize_model(program, named_tensors(self.model))
                 form = FakeQuantProgram(program, self._stage.observed)
             if self._joined is not None:
                 self._fit_places(form.observed)
@@ -194,19 +202,19 @@ class FakeQuantizedModel(torch.nn.Module):
 
     def _fit_places(self, observed: ObservedProgram) -> None:
         """Operands of concatenations keep scales of their own where they did when the model was prepared."""
-        observed.joins.apply(self._joined)
-        if list(map(_kind, activations(observed))) != self._kinds:
+        observed.concat_scales.apply(self._joined)
+        if list(map(_kind, activation_observers(observed))) != self._kinds:
             shapes = ", ".join(str(tuple(x.shape)) for x in self._pattern.leaves if isinstance(x, Tensor))
             raise ExportError(
                 "with these inputs and weights the model has other operators than it had when it was prepared with "
                 f"samples of shapes {shapes}: train and export with these, or prepare it with samples of the others"
             )
 
-    def _spans(self) -> list[Range]:
-        return [span for span in self.ranges.values() if isinstance(span, Range)]
+    def _spans(self) -> list[QuantizationRange]:
+        return [span for span in self.ranges.values() if isinstance(span, QuantizationRange)]
 
     def _device(self) -> torch.device:
-        return next((x.device for x in tensors_of(self.model).values()), torch.device("cpu"))
+        return next((x.device for x in named_tensors(self.model).values()), torch.device("cpu"))
 
     def _check_device(self, leaves: Sequence[Any]) -> None:
         places = {name: x.device for name, x in [*self.named_parameters(), *self.named_buffers()]}

@@ -213,8 +213,8 @@ def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *
     with torch.no_grad():
         for sample in samples:
             observed(*_copies(sample))
-    observed.joins.apply()
-    return observed.quantized()
+    observed.concat_scales.apply()
+    return observed.convert()
 
 
 def check(

@@ -51,7 +51,7 @@ def _quantized(module: nn.Module, samples: Sequence[Tensor]) -> ExportedProgram:
     observed = ObservedProgram(torch.export.export(module, (samples[0],), strict=False), quantizer)
     for sample in samples:
         observed(sample)
-    return observed.quantized()
+    return observed.convert()
 
 
 def _scales(program: ExportedProgram) -> set[tuple[object, ...]]:

@@ -21,7 +21,7 @@ from arm_backend_core.quantization import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantization.torchao_convert import converted
+from arm_backend_core.quantization.torchao_convert import convert
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 
 _LIBRARY = torch.ops.quantized_decomposed
@@ -137,7 +137,7 @@ def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
     with torch.no_grad():
         for seed in range(3):
             prepared(*case.sample(seed))
-    return converted(prepared)
+    return convert(prepared)
 
 
 @dataclass(frozen=True)

@@ -1004,7 +1004,7 @@ def test_whole_numbers_are_found_in_int8(name: str) -> None:
         TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config()),
     )
     observed(x)
-    lowered = runner.lower(observed.quantized(), "int")
+    lowered = runner.lower(observed.convert(), "int")
     lowered.check_delegated()
     torch.testing.assert_close(lowered.run([x])[0], _EXACT[name](x), rtol=0, atol=0.06)
 

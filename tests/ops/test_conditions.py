@@ -56,7 +56,7 @@ def _quantized(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> Expor
     with torch.no_grad():
         for sample in samples:
             observed(*sample)
-        return observed.quantized()
+        return observed.convert()
 
 
 @pytest.mark.parametrize("target", ["fp", "int", "u85", "fp+cf", "int+cf"])

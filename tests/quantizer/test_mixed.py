@@ -11,7 +11,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Sums
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.ops.runner import Calls
 
@@ -72,7 +72,7 @@ def test_a_program_of_any_mixture_gives_what_its_quantized_graph_gives(seed: int
     for sample in samples:
         expected, actual = graph(*sample), result.run(*sample)
         # Values between are rounded otherwise by tables and sums of integers: as far off as int8 is elsewhere.
-        assert Sums.of(expected, actual).gap.sqnr > 35
+        assert ErrorSums.of(expected, actual).metrics.sqnr > 35
 
 
 def test_a_result_that_only_int16_operators_read_is_int16() -> None:
@@ -90,7 +90,7 @@ def test_a_border_costs_no_exactness() -> None:
     for precisions in ({}, {"last": "A16W8"}, {"last": "A16W8", "gelu": "A16W8", "weigh": "A16W8"}, {"": "A16W8"}):
         result, samples, model = _mixed(precisions)
         graph = result.exported_programs["forward"].module(check_guards=False)
-        exactness.append(Sums.of(model(*samples[0]), graph(*samples[0])).gap.sqnr)
+        exactness.append(ErrorSums.of(model(*samples[0]), graph(*samples[0])).metrics.sqnr)
     assert exactness[-1] > exactness[0] + 2
     assert min(exactness) == pytest.approx(exactness[0], abs=1)
 

@@ -19,11 +19,11 @@ from arm_backend_core.quantization import (
 from arm_backend_core.quantization.observer import (
     ActivationObserver,
     HeadroomObserver,
-    NotFinite,
+    NonFiniteError,
     PerChannelWeightObserver,
     RangeObserver,
     WeightObserver,
-    least_error,
+    find_min_mse_range,
 )
 from tests.ops.runner import export, spec
 
@@ -96,7 +96,7 @@ def test_what_was_observed_may_change_and_is_not_kept() -> None:
     assert observer.calculate_qparams() == fresh.calculate_qparams()
     for _ in range(8):
         observer(torch.randn(1 << 18))
-    kept = observer._seen.values
+    kept = observer._statistics.values
     assert sum(part.untyped_storage().nbytes() for part in kept) == 4 * sum(part.numel() for part in kept)
 
 
@@ -138,7 +138,7 @@ def test_the_range_has_nearly_the_least_error_of_all(name: str) -> None:
         "two scales": torch.cat([x, 20 * x[:50]]),
         "outlier": torch.cat([x, torch.tensor([300.0])]),
     }[name]
-    low, high = (float(bound) for bound in least_error(x, x.min().numpy(), x.max().numpy(), 255))
+    low, high = (float(bound) for bound in find_min_mse_range(x, x.min().numpy(), x.max().numpy(), 255))
     found = _error(x, low, high)
     best = math.inf
     for bottom in [float(x.min()) * 0.87**k for k in range(40)] if x.min() < 0 else [0.0]:
@@ -150,7 +150,7 @@ def test_a_range_that_is_a_small_part_of_the_values_is_found() -> None:
     """Among 3 million values that lie close together one is far away: bins over all of them would be too coarse."""
     x = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0)) / 200
     x[0] = 1.0
-    low, high = (float(bound) for bound in least_error(x, x.min().numpy(), x.max().numpy(), 255))
+    low, high = (float(bound) for bound in find_min_mse_range(x, x.min().numpy(), x.max().numpy(), 255))
     best = min((_error(x, float(x.min()), 0.9**k), 0.9**k) for k in range(30))
     assert high < 0.3
     assert _error(x, low, high) <= 1.03 * best[0], (high, best)
@@ -174,7 +174,7 @@ def test_what_is_not_finite_in_calibration_is_named(value: float, what: str) -> 
 
     samples = [(torch.ones(2, 3), torch.ones(2, 3)), (torch.full((2, 3), value), torch.ones(2, 3))]
     with pytest.raises(
-        NotFinite, match=rf"the result of aten.log.default \('log', .*test_observer.py:\d+\) holds {what}"
+        NonFiniteError, match=rf"the result of aten.log.default \('log', .*test_observer.py:\d+\) holds {what}"
     ):
         _quantized(Product(), get_symmetric_quantization_config(), *samples)
 

@@ -127,7 +127,7 @@ def test_whether_a_row_has_anything_is_still_known() -> None:
     some, best = result.run(x, keep)
     assert some.tolist() == [True, False, True, True]
     assert best[2] == 3  # the only one, and the least of all
-    assert any("takes the place of -10000" in note for note in result.report.notes)
+    assert any("fill value -10000 is replaced" in note for note in result.report.notes)
 
 
 def test_a_number_that_is_to_be_chosen_first_stays() -> None:

@@ -65,7 +65,7 @@ def test_the_better_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportRes
     assert _figures(small)[1] < 0.7 * _figures(fast)[1]
     assert auto.buffer == small.buffer != fast.buffer
     (note,) = _notes(auto)
-    assert f"{_figures(small)[1]:,} bytes of SRAM for {_figures(fast)[1]:,}" in note
+    assert f"SRAM {_figures(small)[1]:,} instead of {_figures(fast)[1]:,} bytes" in note
     assert b"--optimise=Size" in auto.buffer
     assert not _notes(fast) + _notes(small)
     assert torch.equal(auto.run(X), fast.run(X))
@@ -101,10 +101,10 @@ def test_both_at_once_are_the_same(
         return compile_tosa(*arguments)
 
     monkeypatch.setattr(vela, "compile_tosa", ask)
-    monkeypatch.setattr(size_or_speed, "_LONG", 0 if forks else 1 << 20)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0 if forks else 1 << 20)
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
     payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
-    assert asked == ([size_or_speed.BOTH] if forks else ["compile", "compile"])
+    assert asked == ([size_or_speed.COMPILE_BOTH_REQUEST] if forks else ["compile", "compile"])
     assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
     assert (
         payload.data == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
@@ -117,13 +117,13 @@ def test_where_vela_fails_on_one_of_both(
     """The other is taken; where it is that for performance, it is an error, and Vela's process works on."""
     (delegate,) = exported[U85, "performance"].report.delegates
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
-    small = size_or_speed.for_size(spec)
+    small = size_or_speed.optimise_for_size(spec)
 
     def compiled() -> tuple[Payload, Any]:
         return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
 
-    monkeypatch.setattr(size_or_speed, "for_size", lambda _: small)
-    monkeypatch.setattr(size_or_speed, "_LONG", 0)
+    monkeypatch.setattr(size_or_speed, "optimise_for_size", lambda _: small)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0)
     right = small.configuration
     small.configuration = _without(right)
     assert compiled()[1] is spec
@@ -142,12 +142,12 @@ def _without(configuration: vela.Configuration) -> vela.Configuration:
 
 def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Any]()
-    monkeypatch.setattr(size_or_speed, "_tried", lambda *arguments, **_: tried.append(arguments))
+    monkeypatch.setattr(size_or_speed, "_try_compile", lambda *arguments, **_: tried.append(arguments))
     tiny = nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),)]
     export(tiny[0], ExportRecipe.get_recipe(U85), tiny[1], progress=False)
     assert not tried
-    monkeypatch.setattr(size_or_speed, "_LONG", 0)
-    monkeypatch.setattr(size_or_speed, "_MOST", 0)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(size_or_speed, "_MAX_BYTES", 0)
     _export(U85)
     assert not tried
 
@@ -204,5 +204,5 @@ def test_without_cascades_where_activations_are_spilled(monkeypatch: pytest.Monk
     assert _figures(apart)[0] < 0.995 * _figures(fast)[0]
     assert auto.buffer == apart.buffer
     assert any("compiled without cascades" in note for note in auto.report.notes)
-    monkeypatch.setattr(size_or_speed, "without_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
+    monkeypatch.setattr(size_or_speed, "disable_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
     _export(U85)

@@ -51,7 +51,7 @@ def _directly(module: nn.Module, samples: Samples, config: Config) -> ExportedPr
     with torch.no_grad():
         for sample in samples:
             model(*sample)
-        return model.quantized()
+        return model.convert()
 
 
 def _by_torchao(module: nn.Module, samples: Samples, config: Config) -> nn.Module:
@@ -270,8 +270,8 @@ def test_constants_are_quantized_by_parts(
         calls.append(args)
         return torch.as_tensor(quantize(*args))
 
-    monkeypatch.setattr(ptq, "AT_A_TIME", 10)
-    found = ptq._integers(counted, tensor, known, torch.int8)
+    monkeypatch.setattr(ptq, "CHUNK_ELEMENTS", 10)
+    found = ptq._quantize_constant(counted, tensor, known, torch.int8)
     assert torch.equal(found, quantize(tensor, *known))
     assert found.stride() == tensor.stride()
     assert (len(calls) > 1) is (tensor.numel() > 10)
@@ -308,6 +308,6 @@ def test_chains_of_equal_scales_may_be_long() -> None:
         places[node] = SharedQuantizationSpec((last, node))
         last = node
     limit = sys.getrecursionlimit()
-    groups = ptq._groups(dict(reversed(places.items())))
+    groups = ptq._group_observers(dict(reversed(places.items())))
     assert set(groups.values()) == {groups[last]}
     assert sys.getrecursionlimit() == limit

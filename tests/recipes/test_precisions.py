@@ -124,7 +124,7 @@ def test_without_the_extension_levels_are_the_same() -> None:
     with torch.no_grad():
         for sample in _images():
             program(*sample)
-        quantized = program.quantized()
+        quantized = program.convert()
     results = [
         export(quantized, ExportRecipe.get_recipe(recipe), _images()[:1]) for recipe in (R.TOSA_INT8, R.TOSA_A8W4)
     ]
@@ -196,7 +196,7 @@ def _quantized(model: nn.Module, samples: Samples, config: str, correct: bool) -
             observed(*sample)
         if correction is not None:
             correction.apply()
-        program = observed.quantized().module(check_guards=False)
+        program = observed.convert().module(check_guards=False)
         return torch.stack([program(*sample) for sample in samples])
 
 

@@ -16,9 +16,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.fake_quant.form import Settings, Step
-from arm_backend_core.quantization.fake_quant.layers import BatchNorm, tensors_of
-from arm_backend_core.quantization.fake_quant.ranges import rounded
+from arm_backend_core.quantization.fake_quant.layers import BatchNorm, named_tensors
+from arm_backend_core.quantization.fake_quant.program import FakeQuantInterpreter, StepSettings
+from arm_backend_core.quantization.fake_quant.ranges import fake_quantize
 from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.qat.prepared import Prepared
@@ -200,12 +200,12 @@ def test_statistics_of_a_batch_are_those_of_pytorch(shape: tuple[int, ...], affi
     z = (3 * torch.randn(shape) + 1).requires_grad_()
     twin = copy.deepcopy(layer)
     norm = BatchNorm("weight" if affine else None, "bias" if affine else None, "running_mean", "running_var", 0.1, 1e-5)
-    tensors = tensors_of(twin)
+    tensors = named_tensors(twin)
     columns = [-1 if i == 1 else 1 for i in range(len(shape))]
     gain = torch.rsqrt(tensors["running_var"].clone() + 1e-5) * (tensors["weight"] if affine else 1.0)
     folded = (z - tensors["running_mean"].clone().reshape(columns)) * gain.reshape(columns)
     folded = folded + tensors["bias"].reshape(columns) if affine else folded
-    found, expected = norm.of_batch(folded, tensors), layer(z)
+    found, expected = norm.normalize_by_batch(folded, tensors), layer(z)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     weights = torch.randn(shape)
     wanted = [z, *layer.parameters()], [z, *twin.parameters()]
@@ -332,10 +332,10 @@ def test_inputs_and_outputs_are_those_of_the_model() -> None:
 def test_gradients_pass_inside_and_move_the_bounds_outside() -> None:
     x = torch.tensor([-9.0, 0.3, 9.0], requires_grad=True)
     scale, zero_point = torch.tensor(0.1, requires_grad=True), torch.tensor(-5.0, requires_grad=True)
-    y = rounded(x, (scale, zero_point), (-128, 127))
+    y = fake_quantize(x, (scale, zero_point), (-128, 127))
     torch.testing.assert_close(y, torch.tensor([-9.0, 0.3, 9.0]), rtol=0.0, atol=1e-5)
     far = torch.tensor([-99.0, 0.33, 99.0], requires_grad=True)
-    rounded(far, (scale, zero_point), (-128, 127)).sum().backward()
+    fake_quantize(far, (scale, zero_point), (-128, 127)).sum().backward()
     assert far.grad is not None
     assert far.grad.tolist() == [0.0, 1.0, 0.0]
     share = (3 * 127) ** -0.5
@@ -350,18 +350,18 @@ def test_no_constant_is_on_a_device_of_its_own() -> None:
     for name in ("branches", "convolutions", "attention", "recurrent"):
         prepared, samples = _prepared(name)
         (form,) = prepared._forms.values()
-        step = Step(form, Settings(prepared._spans(), tensors_of(prepared.model), False, True))
+        step = FakeQuantInterpreter(form, StepSettings(prepared._spans(), named_tensors(prepared.model), False, True))
         step.run(list(samples[0]))
         with FakeTensorMode():
 
             def moved(x: Any) -> Any:
                 return torch.empty(x.shape, dtype=x.dtype, device="cuda") if isinstance(x, Tensor) else x
 
-            tensors = {key: moved(value) for key, value in tensors_of(prepared.model).items()}
+            tensors = {key: moved(value) for key, value in named_tensors(prepared.model).items()}
             step._settings.tensors = tensors
-            step._constants, step._device = form.constants(tensors), torch.device("cuda")
+            step._constants, step._device = form.update_constants(tensors), torch.device("cuda")
             step._parameters = {key: (moved(s), moved(z)) for key, (s, z) in step._parameters.items()}
-            step._read.clear()
+            step._operands.clear()
             results = step.run([moved(x) for x in samples[0]])
             assert {result.device.type for result in results} == {"cuda"}
 

@@ -31,9 +31,9 @@ from arm_backend_core.alternatives import (
 from arm_backend_core.alternatives import cascaded_pools as pools
 from arm_backend_core.alternatives import cost_model as price
 from arm_backend_core.alternatives import pixels_as_channels as pixels
-from arm_backend_core.alternatives.always import take_always
-from arm_backend_core.alternatives.choose import Alternative, Ask, choose_alternatives
-from arm_backend_core.alternatives.cost_model import Price, VelaCostModel
+from arm_backend_core.alternatives.always import apply_unconditional
+from arm_backend_core.alternatives.choose import Alternative, CostFunction, choose_alternatives
+from arm_backend_core.alternatives.cost_model import Cost, VelaCostModel
 from arm_backend_core.alternatives.deferred import pickle_graph, unpickle_graph
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
@@ -55,12 +55,12 @@ from tests.verify_only import mark_verify
 SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
 
 
-def drawn(rng: np.random.Generator) -> Ask:
+def drawn(rng: np.random.Generator) -> CostFunction:
     """Prices at which the last way to write a part is the cheapest, or any of them."""
 
-    def ask(graphs: Sequence[Graph]) -> list[Price | None]:
+    def ask(graphs: Sequence[Graph]) -> list[Cost | None]:
         falling = np.arange(len(graphs), 0, -1)
-        return [Price(int(cost), 0) for cost in (falling if rng.random() < 0.5 else rng.permutation(falling))]
+        return [Cost(int(cost), 0) for cost in (falling if rng.random() < 0.5 else rng.permutation(falling))]
 
     return ask
 
@@ -93,8 +93,8 @@ class Case:
         arrays = [self.rng.integers(*_limits(x), x.shape).astype(x.dtype.numpy) for x in self.graph.inputs]
         expected = reference.run(serialize(self.graph), arrays)
         if form is None:
-            transpose_split.drop_ones(self.graph, self.spec.target)
-            take_always(self.graph, self.spec.target)
+            transpose_split.drop_unit_dimensions(self.graph, self.spec.target)
+            apply_unconditional(self.graph, self.spec.target)
         else:
             choose_alternatives(self.graph, self.spec.target, [form], drawn(self.rng))
         finish(self.graph, self.spec.target)
@@ -373,15 +373,15 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
     ("dilation", dilation.DILATION, _dilated),
     ("heads_apart", attention_heads.SEPARATE, _attention),
     ("heads_joined", attention_heads.JOIN, _attention),
-    ("products", attention_matmul.PRODUCTS, _attention),
-    ("turned", attention_matmul.TURNED, partial(_attention, joined_by_convolution=True)),
-    ("pixels", pixels.PIXELS, _narrow),
+    ("products", attention_matmul.PER_HEAD, _attention),
+    ("turned", attention_matmul.TRANSPOSED, partial(_attention, joined_by_convolution=True)),
+    ("pixels", pixels.PIXEL_PAIRS, _narrow),
     ("upsampling", transposed_convolution.UPSAMPLING, _upsampled),
     ("shuffles", pixel_shuffle.SHUFFLES, _moved),
-    ("moved", pixel_shuffle.MOVED, partial(_moved, by_convolution=False)),
+    ("moved", pixel_shuffle.MOVED_PIXELS, partial(_moved, by_convolution=False)),
     ("patches", patches.PATCHES, _cut),
-    ("phases", strided_slices.PHASES, _put_together),
-    ("filling", pad_channels.FILLING, _squeezed),
+    ("phases", strided_slices.STRIDED_SLICES, _put_together),
+    ("filling", pad_channels.PAD_CHANNELS, _squeezed),
     ("transposed", transpose_split.MERGED, _transposed),
     ("in_steps", transpose_split.STEPS, _transposed),
     ("without_ones", None, _transposed),
@@ -397,8 +397,8 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
 def test_forms_are_equal_to_the_bit(
     form: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
-    of_u85 = form in (attention_matmul.PRODUCTS, transpose_split.MERGED, transpose_split.STEPS)
-    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TURNED else 3)])
+    of_u85 = form in (attention_matmul.PER_HEAD, transpose_split.MERGED, transpose_split.STEPS)
+    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TRANSPOSED else 3)])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
 
@@ -407,7 +407,7 @@ def test_forms_are_equal_to_the_bit(
 def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: int, is_taken: bool) -> None:
     """520 * 127 * 2**15 does not fit. Where sums do, it costs at least a fifth less."""
     graphs = []
-    for form in (lambda graph, target: None, take_always):
+    for form in (lambda graph, target: None, apply_unconditional):
         case = Case(0, SPECS[2])
         weight = case.b.const(np.full((128, 1, 1, size), number), DType.INT8)
         bias = case.b.const(np.zeros(1), DType.INT48)
@@ -418,7 +418,7 @@ def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: 
         finish(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("CONCAT" in [op.kind for op in graphs[1].ops]) == is_taken
-    before, after = VelaCostModel(SPECS[2].configuration).of(graphs)
+    before, after = VelaCostModel(SPECS[2].configuration).estimate(graphs)
     assert before is not None
     assert after is not None
     assert after.cycles < 0.8 * before.cycles if is_taken else after == before
@@ -429,7 +429,7 @@ def test_constants_of_many_rows_are_fetched_once(rows: int) -> None:
     """For few rows by the estimate of Vela 5.2 alone, which counts all four bytes of an element."""
     is_taken = rows == 64 or vela.installed_release() > (5, 1)
     graphs = []
-    for form in (lambda graph, target: None, take_always):
+    for form in (lambda graph, target: None, apply_unconditional):
         case = Case(5, SPECS[0])
         case.graph.outputs = _scaled(case, rows)
         form(case.graph, case.spec.target)
@@ -457,17 +457,17 @@ def test_scales_of_maxima_are_products(dtype: DType, emulator: Emulator) -> None
 def test_blocks_of_weights_are_filled(size: int, is_taken: bool) -> None:
     """Where channels are missing: to 144 of 160 it takes a twentieth less."""
     graphs = []
-    for forms in ([], [pad_channels.FILLING]):
+    for forms in ([], [pad_channels.PAD_CHANNELS]):
         case = Case(0, SPECS[0])
         weight = np.clip(np.rint(case.rng.normal(0, 45, (576, 1, 1, size))), -127, 127)
         bias = case.b.const(np.zeros(576), DType.INT32)
         sums = case.b.conv2d(case.input(1, 1, 1, size), case.b.const(weight, DType.INT8), bias, pad=(0, 0, 0, 0))
         case.graph.outputs = [case.b.rescale(sums, DType.INT8, 1e-3)]
-        choose_alternatives(case.graph, case.spec.target, forms, VelaCostModel(case.spec.configuration).of)
+        choose_alternatives(case.graph, case.spec.target, forms, VelaCostModel(case.spec.configuration).estimate)
         finish(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("PAD" in [op.kind for op in graphs[1].ops]) == is_taken
-    before, after = VelaCostModel(SPECS[0].configuration).of(graphs)
+    before, after = VelaCostModel(SPECS[0].configuration).estimate(graphs)
     assert before is not None
     assert after is not None
     assert after.cycles < 0.95 * before.cycles if is_taken else after == before
@@ -486,22 +486,22 @@ def _pool(size: int, spec: EthosUCompileSpec = SPECS[0]) -> Graph:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, of a process that knows no price yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._cache", {})
     return tmp_path / "arm-recipes" / "prices"
 
 
 def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prices = VelaCostModel(SPECS[0].configuration)
-    first = prices.of([_pool(5), _pool(9), _pool(5)])
+    first = prices.estimate([_pool(5), _pool(9), _pool(5)])
     assert first[0] == first[2] != first[1]
     assert all(price is not None and price.cycles > 0 for price in first)
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
-    assert prices.of([_pool(9), _pool(5)]) == [first[1], first[0]]
-    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})  # as in another process
-    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == first[:1]
+    assert prices.estimate([_pool(9), _pool(5)]) == [first[1], first[0]]
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._cache", {})  # as in another process
+    assert VelaCostModel(SPECS[0].configuration).estimate([_pool(5)]) == first[:1]
     assert [file.suffix for file in cache.iterdir()] == [".json"]
     with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
-        VelaCostModel(SPECS[2].configuration).of([_pool(5)])
+        VelaCostModel(SPECS[2].configuration).estimate([_pool(5)])
 
 
 def _must_not_be_called(*_: object) -> None:
@@ -510,18 +510,18 @@ def _must_not_be_called(*_: object) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 5}', '{"a": ["x", 1]}'])
 def test_a_cache_that_is_no_cache_is_written_anew(cache: Path, content: str) -> None:
-    expected = VelaCostModel(SPECS[0].configuration).of([_pool(5)])
+    expected = VelaCostModel(SPECS[0].configuration).estimate([_pool(5)])
     (file,) = cache.iterdir()
     file.write_text(content)
-    price._known.clear()
-    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == expected
-    price._known.clear()
+    price._cache.clear()
+    assert VelaCostModel(SPECS[0].configuration).estimate([_pool(5)]) == expected
+    price._cache.clear()
     assert len(json.loads(file.read_text())) == 1
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder would be")
-    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)])[0] is not None
+    assert VelaCostModel(SPECS[0].configuration).estimate([_pool(5)])[0] is not None
 
 
 @pytest.mark.parametrize("error", [WorkerError("RuntimeError", "", (), ""), WorkerDied("crashed with SIGSEGV", "")])
@@ -530,10 +530,12 @@ def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyP
         raise error
 
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", fail)
-    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == [None]
+    assert VelaCostModel(SPECS[0].configuration).estimate([_pool(5)]) == [None]
     graph = _pool(9)
     assert (
-        choose_alternatives(graph, SPECS[0].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[0].configuration).of)
+        choose_alternatives(
+            graph, SPECS[0].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[0].configuration).estimate
+        )
         == []
     )
     assert [op.kind for op in graph.ops] == ["MAX_POOL2D"]
@@ -560,8 +562,10 @@ def test_large_pools_become_cascades_that_share_their_beginnings(spec: EthosUCom
     x = case.input(1, 14, 14, 64)
     pools = [case.b.max_pool2d(x, (size, size), (1, 1), (size // 2,) * 4) for size in (5, 9, 13)]
     case.graph.outputs = [case.b.concat([x, *pools], 3)]
-    (choice,) = choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
-    assert choice.times == 3
+    (choice,) = choose_alternatives(
+        case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).estimate
+    )
+    assert choice.occurrences == 3
     assert choice.cycles > 0
     assert sorted(str(op.attrs["kernel"]) for op in case.graph.ops[:-1]) == ["[1, 5]"] * 3 + ["[5, 1]"] * 3
 
@@ -572,7 +576,7 @@ def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
     x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (1, 28, 28, 116))
     case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
     assert choose_alternatives(
-        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).estimate
     )
     assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
 
@@ -583,7 +587,7 @@ def test_channels_are_written_as_pixels_by_convolutions() -> None:
     x = case.b.reshape(case.b.transpose(x, (0, 1, 4, 2, 5, 3)), (1, 48, 48, 16))
     case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
     assert choose_alternatives(
-        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).estimate
     )
     kinds = [op.kind for op in case.graph.ops]
     assert (kinds.count("CONV2D"), kinds.count("TRANSPOSE")) == (3, 0)
@@ -595,7 +599,7 @@ def test_pixels_are_read_as_channels_by_a_convolution() -> None:
     x = case.b.reshape(case.b.transpose(x, (0, 2, 4, 1, 3)), (1, 24, 24, 64))
     case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
     assert choose_alternatives(
-        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).estimate
     )
     assert [op.inputs[1].shape for op in case.graph.ops if op.kind == "CONV2D"] == [(16, 1, 1, 8), (16, 6, 3, 32)]
     assert "TRANSPOSE" not in [op.kind for op in case.graph.ops]
@@ -608,7 +612,9 @@ def test_every_second_row_and_column_are_channels_without_slices(spec: EthosUCom
     parts = [case.b.slice(image, (0, 0, 0, i, 0, j), (1, 3, 24, 1, 24, 1)) for j in range(2) for i in range(2)]
     x = case.b.concat([case.b.reshape(part, (1, 3, 24, 24)) for part in parts], 1)
     case.graph.outputs = [case.conv(case.b.transpose(x, (0, 2, 3, 1)), 16, (3, 3), pad=(1,) * 4)]
-    assert choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
+    assert choose_alternatives(
+        case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).estimate
+    )
     assert {op.kind for op in case.graph.ops}.isdisjoint(("SLICE", "CONCAT"))
 
 
@@ -620,7 +626,9 @@ def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None
     bias = case.b.const(np.zeros(32), DType.INT32)
     y = case.b.conv2d(case.b.reshape(x, (1, 1, 80, 32)), weight, bias, pad=(0, 0, 0, 0), dilation=(1, 8))
     case.graph.outputs = [case.b.rescale(y, DType.INT8, 0.01)]
-    assert choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
+    assert choose_alternatives(
+        case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).estimate
+    )
     assert [op.kind for op in case.graph.ops] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
     assert case.graph.ops[1].attrs["pad"] == [2, 0, 0, 0]
     assert case.graph.ops[1].inputs[0].shape == (1, 8, 8, 32)
@@ -633,7 +641,7 @@ def test_bounds_change_estimates_and_no_command() -> None:
         case = Case(3, SPECS[0])
         case.graph.outputs = [case.conv(case.input(1, 28, 28, 16), 96)]
         if bounds:
-            take_always(case.graph, SPECS[0].target)
+            apply_unconditional(case.graph, SPECS[0].target)
         assert ("CLAMP" in [op.kind for op in case.graph.ops]) == (bounds and is_older)
         made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", locate=lambda _: None))
     assert made[0].data == made[1].data
@@ -677,7 +685,7 @@ def test_the_report_says_what_was_chosen() -> None:
         export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, search_alternatives=search), [(x,)])
         for search in (True, False)
     )
-    assert any("1 max pools as cascades of small ones" in note for note in tuned.report.notes)
+    assert any("1 cascaded max pools" in note for note in tuned.report.notes)
     assert not any("cascades" in note for note in usual.report.notes)
     (first,), (second,) = (result.report.methods[0].delegates for result in (tuned, usual))
     assert first.vela is not None
@@ -715,11 +723,11 @@ def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(chooser, "ALTERNATIVES", (replace(pools.CASCADE, rule=failing),))
     x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
-    with pytest.raises(InternalError, match="max pools as cascades of small ones' raised IndexError: of channels"):
+    with pytest.raises(InternalError, match="cascaded max pools' raised IndexError: of channels"):
         export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
     result = export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
-    assert any("cascades of small ones' raised IndexError: of channels" in note for note in result.report.notes)
+    assert any("cascaded max pools' raised IndexError: of channels" in note for note in result.report.notes)
     assert len(result.report.delegates) == 1
 
 
@@ -734,7 +742,7 @@ def test_tables_are_widened_as_the_npu_does(accelerator: str, width: int) -> Non
     """The same bits, and fewer cycles; a column on U85 as many with Vela 5.1."""
     target = family(accelerator)
     before, after = (graph(_widened_table, ((8, width), DType.INT16)) for _ in range(2))
-    take_always(after, target)
+    apply_unconditional(after, target)
     after.remove_dead()
     x = np.random.default_rng(0).integers(-(2**15), 2**15, (8, width)).astype(np.int16)
     (wanted,), (given,) = (reference.run(serialize(g), [x]) for g in (before, after))
@@ -746,6 +754,6 @@ def test_tables_are_widened_as_the_npu_does(accelerator: str, width: int) -> Non
 @pytest.mark.parametrize(("release", "clamps"), [((5, 1), 1), ((5, 2), 0)])
 def test_bounds_are_for_the_estimate_of_one_release(release: vela.Release, clamps: int) -> None:
     written = graph(lambda b, x: b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), ((1, 4, 4, 8), DType.INT8))
-    take_always(written, family("ethos-u55-128", release))
+    apply_unconditional(written, family("ethos-u55-128", release))
     written.remove_dead()
     assert [op.kind for op in written.ops].count("CLAMP") == clamps

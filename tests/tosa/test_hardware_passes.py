@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from arm_backend_core.alternatives.always import take_always
+from arm_backend_core.alternatives.always import apply_unconditional
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
@@ -462,5 +462,5 @@ def test_a_table_does_not_share_its_arithmetic(target: Target) -> None:
 def test_a_lone_rescale_goes_with_a_product(target: Target) -> None:
     net = Net(target)
     total = _summed(net)
-    net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5), forms=take_always)
+    net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5), forms=apply_unconditional)
     assert net.kinds().count("MUL") == 1

@@ -1,11 +1,12 @@
-"""Finer grids for three kinds of tensors, where a whole program is known: annotations change before observers are made.
+"""Activation precision: finer quantization of three kinds of tensors. Changes annotations before observers exist.
 
-- The weights of attention, or of places (soft-argmax), are small where there are many, and only products read them. In
-  steps of 1/256, which hold any result of a softmax, most of what they say is lost: they get the range that calibration
-  shows.
-- What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
-- Real numbers times frequencies, of which sines and cosines are taken (timesteps of diffusion, positions), turn often:
-  in 256 steps of a thousand radians nothing is left of the angle. They, their source and the frequencies are int16.
+- ``int16_attention``: attention weights (also of soft-argmax) become small when there are many, and only products read
+  them. The fixed scale 1/256 of a softmax loses most of their information, so they get a calibrated range.
+- ``int16_outputs``: results of the model are converted to float, and an operator that ends in a RESCALE produces int16
+  at the cost of int8.
+- ``int16_angles``: arguments of sine and cosine that are products with frequencies (timesteps of diffusion models,
+  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles, their
+  source and the frequencies become int16.
 """
 
 from __future__ import annotations
@@ -28,27 +29,27 @@ from arm_backend_core.quantization import get_symmetric_a16w8_quantization_confi
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
 
-_PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
-_PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-_WAVES = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
-#: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
-_LEAST = 2.0**-6
-#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
-_APART = 64.0
+_PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
+_PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
+_SINE_OPS = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
+#: Smallest upper bound of a range of probabilities: a scale of 2**-14, four times the error of the integer softmax.
+_MIN_UPPER_BOUND = 2.0**-6
+#: Ratio of the largest to the smallest frequency from which constants count as those of an embedding.
+_MIN_FREQUENCY_RATIO = 64.0
 
 
 class ProbabilityObserver(RangeObserver):
-    """From 0 to a quarter above the largest element, and to 1 at most."""
+    """Observer with the range [0, 1.25 * maximum], at most [0, 1]."""
 
     def _range(self, seen: Any) -> tuple[float, float]:
-        return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
+        return 0.0, min(max(1.25 * seen.high, _MIN_UPPER_BOUND), 1.0) if seen.count else 1.0
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
+    """Change the annotations of an annotated graph. Results of annotated model outputs keep theirs.
 
     Args:
-        algorithms: names of improvements, of which "int16_angles", "int16_attention" and "int16_outputs" are done here.
+        algorithms: names of algorithms; "int16_angles", "int16_attention" and "int16_outputs" have an effect here.
     """
     if "int16_angles" in algorithms:
         _widen_angles(graph)
@@ -58,26 +59,26 @@ def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> No
         if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
             continue
         if isinstance(spec, FixedQParamsQuantizationSpec):
-            if "int16_attention" in algorithms and _is_unit(spec) and _weights_attention(node):
+            if "int16_attention" in algorithms and _has_unit_range(spec) and _is_attention_weight(node):
                 qscheme = torch.per_tensor_affine
                 annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
-        elif "int16_outputs" in algorithms and _ends(node):
+        elif "int16_outputs" in algorithms and _can_return_int16(node):
             annotation.output_qspec = get_symmetric_a16w8_quantization_config().activation
 
 
-def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
+def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
     return (spec.scale, spec.zero_point) == (1 / 256, -128)
 
 
-def _weights_attention(node: Node) -> bool:
-    """Whether products and sums alone read it, or what is moved from it."""
+def _is_attention_weight(node: Node) -> bool:
+    """Whether only products and sums read the node, directly or through data movement."""
     moved = [user for user in node.users if is_data_movement(user)]
     others = {overload_of(user.target) for user in node.users if user not in moved}
-    return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
+    return bool(node.users) and others <= _PRODUCT_OPS and all(map(_is_attention_weight, moved))
 
 
-def _ends(node: Node) -> bool:
-    """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
+def _can_return_int16(node: Node) -> bool:
+    """Whether only the model's output reads the node and its operator can produce int16."""
     record = find_record(node)
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
@@ -87,20 +88,20 @@ def _ends(node: Node) -> bool:
 
 
 def _widen_angles(graph: Graph) -> None:
-    waves = [node for target in _WAVES for node in graph.find_nodes(op="call_function", target=target)]
+    waves = [node for target in _SINE_OPS for node in graph.find_nodes(op="call_function", target=target)]
     if not waves:
         return
     constants = Constants(cast(GraphModule, graph.owning_module))
     for wave in waves:
-        *moved, angle = _before(wave)
+        *moved, angle = _trace_movement(wave)
         if _is_embedding(angle, constants):
-            *sources, _ = _before(angle, next(x for x in angle.all_input_nodes if x not in constants))
+            *sources, _ = _trace_movement(angle, next(x for x in angle.all_input_nodes if x not in constants))
             for reader in (wave, *moved, angle, *sources):
-                _widen(reader, result=reader is angle)
+                _annotate_int16(reader, result=reader is angle)
 
 
-def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
-    """What only moves what ``reader`` reads, backwards, and what that is from."""
+def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
+    """Yield the data movement in front of ``reader``, backwards, and then the node whose data is moved."""
     source = source or reader.all_input_nodes[0]
     while is_data_movement(source) and len(source.all_input_nodes) == 1:
         yield source
@@ -109,22 +110,22 @@ def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
 
 
 def _is_embedding(angle: Node, constants: Constants) -> bool:
-    """Whether it is real numbers times frequencies that are far from each other."""
+    """Whether ``angle`` is a product of floats and constant frequencies at least ``_MIN_FREQUENCY_RATIO`` apart."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False
     known = [x for x in angle.all_input_nodes if x in constants]
     if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
         return False
     sizes = constants.value(known[0]).abs()
-    return sizes.numel() > 1 and float(sizes.max()) >= _APART * float(sizes.min()) > 0
+    return sizes.numel() > 1 and float(sizes.max()) >= _MIN_FREQUENCY_RATIO * float(sizes.min()) > 0
 
 
-def _widen(reader: Node, *, result: bool) -> None:
-    """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
+def _annotate_int16(reader: Node, *, result: bool) -> None:
+    """Replace int8 by int16 in the annotations of the operands of ``reader`` and, if ``result``, of its result."""
     annotation = reader.meta.get(ANNOTATION)
     if annotation is None:
         return
-    wide, read = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
-    read |= {node: wide for node, spec in read.items() if getattr(spec, "dtype", None) is torch.int8}
+    int16, inputs = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
+    inputs |= {node: int16 for node, spec in inputs.items() if getattr(spec, "dtype", None) is torch.int8}
     if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
-        annotation.output_qspec = wide
+        annotation.output_qspec = int16

@@ -1,11 +1,11 @@
-"""Channels between two layers are brought to like ranges, where those differ much.
+"""Cross-layer equalization: rescale the channels between two layers to similar ranges.
 
-A tensor has one scale for all its channels: one that a layer makes small, and the next makes large again, has few steps
-of it. Between layers with nothing but relu or pooling in between, channel j of what the first one gives is divided by
-s_j, and what the next multiplies it with is multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) brings the
-range r_j of the channel and the largest weight w_j that reads it to one size (cross-layer equalization, Nagel et al.
-2019; behind a norm it is what SmoothQuant does, Xiao et al. 2022). Ranges are told from parameters: few samples say
-little of a channel's range, and what is beyond it would be clipped.
+An activation has one scale for all channels, so a channel with a small range gets few levels of it. Where only relu or
+pooling stands between two layers, output channel j of the first layer is divided by s_j and the weights of the second
+layer that read it are multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) equalizes the range r_j of the
+channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant, Xiao et al.
+2022). Ranges are estimated from the parameters, because few samples do not show the range of a channel reliably and
+values beyond the range would be clipped.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch.fx import Node
 from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
-#: Channels whose factors are less apart are left as they are: other steps of the same size gain nothing on average.
-_APART = 4.0
-#: Largest factor of a channel, and one over the least.
-_MOST = 64.0
-#: How far a normalized channel reaches, in standard deviations.
-_REACH = 3.0
-#: Layers: output channels come first in their weights; and the dimension of channels in what they read and give.
+#: Smallest ratio of the largest to the smallest factor that is worth equalizing; below it nothing is gained on average.
+_MIN_FACTOR_RATIO = 4.0
+#: Factors are clamped to [1 / 64, 64].
+_MAX_FACTOR = 64.0
+#: Assumed range of a normalized channel, in standard deviations.
+_NORM_RANGE = 3.0
+#: Layers whose weights have the output channels first -> channel dimension of their input and output.
 _LAYERS: dict[Any, int] = {
     aten.linear.default: -1,
     aten.conv1d.default: 1,
     aten.conv2d.default: 1,
     aten.conv3d.default: 1,
 }
-#: Norms, and that dimension.
+#: Norms -> channel dimension.
 _NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
-#: What does to x / s what it does to x, but for the factor, in each channel by itself.
-_THROUGH = {
+#: Operators with f(x / s) = f(x) / s for positive s in each channel.
+_EQUIVARIANT_OPS = {
     *(aten.relu.default, aten.relu_.default, aten.leaky_relu.default, aten.leaky_relu_.default),
     *(aten.max_pool1d.default, aten.max_pool2d.default, aten.avg_pool1d.default, aten.avg_pool2d.default),
     *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.dropout.default, aten.dropout_.default),
@@ -47,19 +47,19 @@ _THROUGH = {
 
 
 def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> None:
-    """Give a program other parameters where that is worth it; the tensors of the model stay as they are.
+    """Equalize the parameters of a program; the tensors of the model do not change.
 
     Args:
-        names: parameters that may be others; None for all.
+        names: parameters that may change; None for all.
     """
-    tensors = _Tensors(program, names)
+    tensors = _Parameters(program, names)
     for node in program.graph.nodes:
-        source = _source(node, tensors)
-        readers = None if source is None else _readers(node, source.axis, tensors)
+        source = _match_source(node, tensors)
+        readers = None if source is None else _find_reading_layers(node, source.axis, tensors)
         if source is None or not readers:
             continue
-        columns = torch.stack([_largest(tensors.of(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
-        factors = _factors(_reach(source, tensors), columns)
+        columns = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
+        factors = _compute_factors(_channel_range(source, tensors), columns)
         if factors is not None:
             for parameter in (source.weight, source.bias):
                 tensors.scale(parameter, 1 / factors, 0)
@@ -68,10 +68,10 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
 
 
 def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
-    """Give the model itself, which is going to be trained, and its program other parameters.
+    """Equalize the parameters of a model, which is trained next, together with its program.
 
     Args:
-        model: its parameters and buffers by name, which the program was captured with. They are written.
+        model: parameters and buffers by name that the program was captured with. They are overwritten.
     """
     before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
     equalize(program, before)
@@ -84,7 +84,11 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
 
 @dataclass(frozen=True)
 class _Source:
-    """What gives a tensor, with parameters that its channels can be divided by; ``axis`` is theirs."""
+    """A layer or norm whose output channels can be rescaled through its parameters.
+
+    Attributes:
+        axis: channel dimension of its output.
+    """
 
     weight: Node
     bias: Node | None
@@ -97,8 +101,8 @@ class _Reader:
     """A layer that reads a tensor.
 
     Attributes:
-        columns: the dimension of its weight that is the tensor's channels.
-        gain: what a batch norm behind it multiplies its output channels with.
+        columns: the dimension of its weight that corresponds to the tensor's channels.
+        gain: factors by which a following batch norm multiplies the output channels.
     """
 
     weight: Node
@@ -106,47 +110,47 @@ class _Reader:
     gain: Tensor
 
 
-class _Tensors:
-    """Parameters that one operator alone reads, as they are by now."""
+class _Parameters:
+    """Current values of the parameters that exactly one operator reads."""
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
         known = self._known
-        often = Counter(tensor_identity(tensor) for tensor in known.values())
+        counts = Counter(tensor_identity(tensor) for tensor in known.values())
         self._names = {
             spec.arg.name: str(spec.target)
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
-            if node in known and len(node.users) == 1 and often[tensor_identity(known[node])] == 1
+            if node in known and len(node.users) == 1 and counts[tensor_identity(known[node])] == 1
         }
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}
 
-    def has(self, node: Any) -> bool:
-        """Whether it is such a parameter, of float32."""
-        return isinstance(node, Node) and node.name in self._names and self.of(node).dtype is torch.float32
+    def is_scalable(self, node: Any) -> bool:
+        """Whether the node is such a parameter with dtype float32."""
+        return isinstance(node, Node) and node.name in self._names and self.value(node).dtype is torch.float32
 
-    def of(self, node: Node) -> Tensor:
-        """Its values."""
+    def value(self, node: Node) -> Tensor:
+        """Return the current value of a parameter."""
         name = self._names[node.name]
         tensor: Tensor = store_of(self._program, name)[name]
         return tensor.detach()
 
     def gain(self, layer: Node) -> Tensor:
-        """What the batch norm that alone reads a layer multiplies its output channels with, shaped as its weight."""
+        """Return the factors of the batch norm that is a layer's only reader, broadcastable to its weight; else 1."""
         args: Any = next(iter(layer.users)).args
         if next(iter(layer.users)).target is not aten.batch_norm.default or len(layer.users) > 1:
             return torch.ones(1)
         weight, variance, eps = args[1], self._known.get(args[4]), args[7]
         if variance is None:
             return torch.ones(1)
-        gain = torch.rsqrt(variance.detach() + eps) * (self.of(weight).abs() if self.has(weight) else 1.0)
+        gain = torch.rsqrt(variance.detach() + eps) * (self.value(weight).abs() if self.is_scalable(weight) else 1.0)
         rank = cast(Any, layer.args[1]).meta["val"].dim()
         return gain.reshape(-1, *[1] * (rank - 1))
 
     def scale(self, node: Node | None, factors: Tensor, axis: int) -> None:
-        """Multiply it, along a dimension."""
+        """Multiply a parameter by ``factors`` along ``axis``."""
         if node is not None:
-            name, tensor = self._names[node.name], self.of(node)
+            name, tensor = self._names[node.name], self.value(node)
             shape = [-1 if i == axis else 1 for i in range(tensor.dim())]
             scaled = tensor * factors.reshape(shape)
             table = store_of(self._program, name)
@@ -155,35 +159,39 @@ class _Tensors:
             table[name] = scaled
 
 
-def _source(node: Node, tensors: _Tensors) -> _Source | None:
+def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
     args: Any = (*node.args, None, None, None)
     if node.kwargs or (node.target not in _NORMS and node.target not in _LAYERS):
         return None
     place = 1 if node.target in _LAYERS or node.target is aten.batch_norm.default else 2
     weight, bias = args[place], None if node.target is aten.rms_norm.default else args[place + 1]
-    if not tensors.has(weight) or not (bias is None or tensors.has(bias)):
+    if not tensors.is_scalable(weight) or not (bias is None or tensors.is_scalable(bias)):
         return None
     if place == 2 and len(args[1]) != 1:  # a norm over several dimensions
         return None
     return _Source(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
 
 
-def _readers(node: Node, axis: int, tensors: _Tensors) -> list[_Reader] | None:
-    """Layers that read a tensor, if nothing else does."""
-    found: list[_Reader] = []
+def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_Reader] | None:
+    """Find the layers that read a tensor; None if anything else reads it."""
+    layers: list[_Reader] = []
     for user in node.users:
         inner: Iterable[_Reader | None] | None
-        inner = _readers(user, axis, tensors) if user.target in _THROUGH else [_reader(user, node, axis, tensors)]
+        inner = (
+            _find_reading_layers(user, axis, tensors)
+            if user.target in _EQUIVARIANT_OPS
+            else [_match_layer(user, node, axis, tensors)]
+        )
         if inner is None or None in inner:
             return None
-        found += [reader for reader in inner if reader is not None]
-    return found
+        layers += [reader for reader in inner if reader is not None]
+    return layers
 
 
-def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader | None:
+def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _Reader | None:
     weight: Any = node.args[1] if len(node.args) > 1 else None
     own, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
-    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.has(weight):
+    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.is_scalable(weight):
         return None
     shape, channels = weight.meta["val"].shape, source.meta["val"].shape[axis]
     depthwise = shape[1] == 1 and shape[0] == channels
@@ -192,24 +200,24 @@ def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader |
     return _Reader(weight, 0 if depthwise else 1, tensors.gain(node))
 
 
-def _reach(source: _Source, tensors: _Tensors) -> Tensor:
-    """How far each channel reaches, but for a factor that all have in common."""
+def _channel_range(source: _Source, tensors: _Parameters) -> Tensor:
+    """Estimate the range of each channel, up to a common factor."""
     if not source.is_norm:
-        return _largest(tensors.of(source.weight), 0)
-    offset = torch.zeros(1) if source.bias is None else tensors.of(source.bias)
-    return _REACH * tensors.of(source.weight).abs() + offset.abs()
+        return _max_abs(tensors.value(source.weight), 0)
+    offset = torch.zeros(1) if source.bias is None else tensors.value(source.bias)
+    return _NORM_RANGE * tensors.value(source.weight).abs() + offset.abs()
 
 
-def _largest(weight: Tensor, axis: int) -> Tensor:
+def _max_abs(weight: Tensor, axis: int) -> Tensor:
     return weight.abs().movedim(axis, 0).flatten(1).amax(1)
 
 
-def _factors(reach: Tensor, columns: Tensor) -> Tensor | None:
-    """s of each channel; None where they are much the same."""
+def _compute_factors(reach: Tensor, columns: Tensor) -> Tensor | None:
+    """Compute the factor s of each channel; None if they are too similar to be worth it."""
     known = (reach > 0) & (columns > 0)
     factors = (reach / columns)[known].sqrt()
-    if not len(factors) or float(factors.max() / factors.min()) < _APART:
+    if not len(factors) or float(factors.max() / factors.min()) < _MIN_FACTOR_RATIO:
         return None
-    found = torch.ones_like(reach)
-    found[known] = (factors / factors.log().mean().exp()).clamp(1 / _MOST, _MOST)
-    return found
+    result = torch.ones_like(reach)
+    result[known] = (factors / factors.log().mean().exp()).clamp(1 / _MAX_FACTOR, _MAX_FACTOR)
+    return result

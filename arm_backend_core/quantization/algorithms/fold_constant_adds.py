@@ -1,4 +1,4 @@
-"""Constants that a program adds one after the other are added before it runs, as BERT's position and token types."""
+"""Constant folding of additions: x + a + b becomes x + (a + b), as for BERT's position and token-type embeddings."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ aten = torch.ops.aten
 
 
 def fold_constant_adds(graph: Graph) -> None:
-    """x + a + b of constants a and b, of real numbers, becomes x + (a + b), where that is no larger than a or b.
+    """Fold x + a + b with float constants a and b to x + (a + b), if a + b is no larger than a or b.
 
-    It is an addition less, and x + a is not rounded on the way.
+    It saves an addition and the rounding of x + a.
     """
     sums = graph.find_nodes(op="call_function", target=aten.add.Tensor)
     constants = constant_nodes(graph) if len(sums) > 1 else set[Node]()
     for outer in sums:
-        inner, second = _terms(outer, constants)
-        x, first = _terms(inner, constants)
+        inner, second = _split_terms(outer, constants)
+        x, first = _split_terms(inner, constants)
         if inner is None or x is None or first is None or second is None or len(inner.users) > 1:
             continue
         a, b = first.meta["val"], second.meta["val"]
@@ -37,8 +37,8 @@ def fold_constant_adds(graph: Graph) -> None:
     eliminate_dead_code(graph)
 
 
-def _terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
-    """What is computed and what is constant of a plain sum of both; None twice of anything else."""
+def _split_terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
+    """Return (computed term, constant term) of a plain sum of both; (None, None) for anything else."""
     if node is None or node.target is not aten.add.Tensor or node.kwargs or not is_float(node):
         return None, None
     terms = [term for term in node.args if isinstance(term, Node)]

@@ -1,8 +1,8 @@
-"""RMS and layer norms that a model writes out become the operators that keep precision inside.
+"""Norm fusion: decomposed RMS norms, layer norms and log-softmaxes become the composite operators.
 
-Step by step, x * rsqrt(mean(x * x) + eps), as models of language have it, squares and their mean would be quantized for
-all rows alike: what is small beside the largest row would be lost. So would what a softmax gives for the improbable,
-whose logarithm is asked next.
+Composite operators keep precision inside. In the decomposed form of language models, x * rsqrt(mean(x * x) + eps), the
+squares and their mean would have one scale for all rows, and rows that are small beside the largest one would be lost.
+Likewise log(softmax(x)) would lose small probabilities before the logarithm.
 """
 
 from __future__ import annotations
@@ -20,27 +20,31 @@ from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.nodes import constant_nodes, eliminate_dead_code
 
 aten = torch.ops.aten
-#: What gives its operand where the type is the same.
+#: Operators that return their operand unchanged if its dtype is the same.
 _CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; without ``centre`` the mean is taken as 0."""
+    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; if not ``centred``, mean is 0 (RMS norm)."""
 
     x: Node
     dims: tuple[int, ...]
     eps: float
-    centre: bool
+    centred: bool
     gain: float = 1.0
 
-    def operator_in(self, node: Node, weight: Node | None) -> Node:
-        """The operator in the place of ``node``; ``weight`` [n] of the dimensions, which are the last ones then."""
+    def emit(self, node: Node, weight: Node | None) -> Node:
+        """Insert the composite operator at ``node``.
+
+        Args:
+            weight: of shape [n]; only if ``dims`` is the last dimension.
+        """
         rank = self.x.meta["val"].dim()
         order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
         x = self.x if order == list(range(rank)) else insert_call(node, aten.permute.default, self.x, order)
         sizes = [int(self.x.meta["val"].shape[dim]) for dim in self.dims]
-        if self.centre:
+        if self.centred:
             y = insert_call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
         else:
             y = insert_call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
@@ -50,52 +54,56 @@ class _Norm:
 
 
 def fuse_log_softmax(module: GraphModule) -> None:
-    """Replace logarithms of softmaxes."""
+    """Replace log(softmax(x)) by log_softmax(x)."""
     logarithms = module.graph.find_nodes(op="call_function", target=aten.log.default)
-    found = {log: x for log in logarithms if (x := _origin(log.args[0])).target is aten.softmax.int}
-    for log, softmax in found.items():
+    matches = {log: x for log in logarithms if (x := _skip_casts(log.args[0])).target is aten.softmax.int}
+    for log, softmax in matches.items():
         with module.graph.inserting_before(log):
             log.replace_all_uses_with(insert_call(log, aten.log_softmax.int, *softmax.args))
-    if found:
+    if matches:
         eliminate_dead_code(module.graph)
 
 
 def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
-    """Replace norms that ``algorithms`` names, with the product by a constant of its size where one follows."""
-    norms = {node: found for node in module.graph.nodes if (found := _normalized(node)) is not None}
+    """Replace decomposed norms, including a following multiplication by a constant weight.
+
+    Args:
+        algorithms: "fused_norms" enables layer norms, "fused_rms_norms" RMS norms.
+    """
+    norms = {node: norm for node in module.graph.nodes if (norm := _match_norm(node)) is not None}
     norms = {
-        node: found
-        for node, found in norms.items()
-        if ("fused_norms" if found.centre else "fused_rms_norms") in algorithms
+        node: norm
+        for node, norm in norms.items()
+        if ("fused_norms" if norm.centred else "fused_rms_norms") in algorithms
     }
     if not norms:
         return
     for check in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        module.graph.erase_node(check)  # of types, while the model was traced
+        module.graph.erase_node(check)  # checks dtypes during tracing only
     constants = constant_nodes(module.graph)
     for node, norm in norms.items():
-        last, weight = _weighted(node, norm, constants)
+        last, weight = _match_weight(node, norm, constants)
         with module.graph.inserting_before(last):
-            last.replace_all_uses_with(norm.operator_in(last, weight))
+            last.replace_all_uses_with(norm.emit(last, weight))
     eliminate_dead_code(module.graph)
 
 
-def _normalized(node: Node) -> _Norm | None:
-    """The norm that ``node`` is the end of, of float32."""
-    for x, total in _quotients(node):
+def _match_norm(node: Node) -> _Norm | None:
+    """Match ``node`` as the last operator of a float32 norm."""
+    for x, total in _match_quotients(node):
         if total.target not in (aten.add.Tensor, aten.add.Scalar) or total.kwargs:
             continue
         variance, eps = total.args
-        x = _origin(x)
+        x = _skip_casts(x)
         if isinstance(variance, Node) and isinstance(eps, float) and x.meta["val"].dtype is torch.float32:
-            norm = _norm(x, variance, eps)
+            norm = _match_numerator(x, variance, eps)
             if norm is not None:
                 return norm
     return None
 
 
-def _quotients(node: Node) -> Iterator[tuple[Node, Node]]:
-    """x and y where ``node`` is x / sqrt(y), by a product or a division."""
+def _match_quotients(node: Node) -> Iterator[tuple[Node, Node]]:
+    """Yield (x, y) for each match of ``node`` with x / sqrt(y), as a product or a division."""
     if node.target not in (aten.mul.Tensor, aten.div.Tensor) or len(node.args) != 2 or node.kwargs:
         return
     product = node.target is aten.mul.Tensor
@@ -107,29 +115,29 @@ def _quotients(node: Node) -> Iterator[tuple[Node, Node]]:
                 inverse = aten.rsqrt.default if product else aten.sqrt.default
             powers = aten.pow.Tensor_Scalar, -0.5 if inverse is aten.rsqrt.default else 0.5
             if factor.target is inverse or (factor.target, *factor.args[1:]) == powers:
-                yield x, _origin(factor.args[0])
+                yield x, _skip_casts(factor.args[0])
 
 
-def _norm(x: Node, variance: Node, eps: float) -> _Norm | None:
-    """The norm whose numerator is ``x``."""
-    whole, centre = _centred(x)
+def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
+    """Match the norm with numerator ``x`` (x itself, or x minus its mean) and denominator sqrt(variance + eps)."""
+    source, centred_dims = _match_centred(x)
     if variance.target is aten.mean.dim:
-        found = _mean(variance)
-        squared = _squared(found[0]) if found is not None else None
-        if found is None or squared is None or not (squared is x or _centred(squared) == (whole, centre)):
+        mean = _match_mean(variance)
+        squared = _match_square(mean[0]) if mean is not None else None
+        if mean is None or squared is None or not (squared is x or _match_centred(squared) == (source, centred_dims)):
             return None
-        dims = found[1]
-        return _Norm(whole, dims, eps, True) if dims == centre else _Norm(x, dims, eps, False)
-    spread = _variance(variance)
-    if spread is None or centre is None or spread[0] not in (x, whole) or spread[1] != centre:
+        dims = mean[1]
+        return _Norm(source, dims, eps, True) if dims == centred_dims else _Norm(x, dims, eps, False)
+    match = _match_variance(variance)
+    if match is None or centred_dims is None or match[0] not in (x, source) or match[1] != centred_dims:
         return None
-    count = math.prod(x.meta["val"].shape[dim] for dim in centre)
-    part = (count - spread[2]) / count  # of the sum of squares
-    return _Norm(whole, centre, eps * part, True, math.sqrt(part)) if part > 0 else None
+    count = math.prod(x.meta["val"].shape[dim] for dim in centred_dims)
+    ratio = (count - match[2]) / count  # biased variance = ratio * variance with the correction match[2]
+    return _Norm(source, centred_dims, eps * ratio, True, math.sqrt(ratio)) if ratio > 0 else None
 
 
-def _origin(node: Any) -> Any:
-    """What a node is but for casts that change nothing."""
+def _skip_casts(node: Any) -> Any:
+    """Return the source of a node, skipping casts that change nothing."""
     while isinstance(node, Node) and node.target in _CASTS:
         source: Any = node.args[0]
         if node.meta["val"].dtype is not source.meta["val"].dtype:
@@ -138,65 +146,65 @@ def _origin(node: Any) -> Any:
     return node
 
 
-def _reduced(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
-    """An operand and the dimensions that it is reduced over."""
+def _reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
+    """Return the operand and the sorted non-negative dimensions of a reduction."""
     rank = x.meta["val"].dim()
     dims = [dims] if isinstance(dims, int) else dims or range(rank)
-    return _origin(x), tuple(sorted(dim % rank for dim in dims))
+    return _skip_casts(x), tuple(sorted(dim % rank for dim in dims))
 
 
-def _mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
-    """What ``node`` is the mean of, and along which dimensions, which it keeps."""
+def _match_mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
+    """Match a mean with keepdim; return its operand and dimensions."""
     if node.target is operator.getitem and node.args[1] == 1:
-        spread = _variance(node.args[0])
-        return spread and spread[:2]
+        match = _match_variance(node.args[0])
+        return match and match[:2]
     if node.target is not aten.mean.dim or node.kwargs or len(node.args) != 3 or not node.args[2]:
         return None
-    return _reduced(*node.args[:2])
+    return _reduction(*node.args[:2])
 
 
-def _variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
-    """What ``node`` is the variance of, along which dimensions, which it keeps, and by what the count is lessened."""
+def _match_variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
+    """Match a variance with keepdim; return its operand, dimensions and correction (Bessel's: 1)."""
     if node.target is operator.getitem and node.args[1] == 0:
-        return _variance(node.args[0])
+        return _match_variance(node.args[0])
     if node.target in (aten.var.correction, aten.var_mean.correction):
-        less, keepdim = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
+        correction, keepdim = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
     elif node.target in (aten.var.dim, aten.var_mean.dim):
-        less, keepdim = ([*node.args[2:], *(True, False)[len(node.args) - 2 :]])[:2]
+        correction, keepdim = ([*node.args[2:], *(True, False)[len(node.args) - 2 :]])[:2]
     else:
         return None
     dims = node.args[1] if len(node.args) > 1 else None
-    return (*_reduced(node.args[0], dims), float(1 if less is None else less)) if keepdim else None
+    return (*_reduction(node.args[0], dims), float(1 if correction is None else correction)) if keepdim else None
 
 
-def _squared(node: Node) -> Any:
-    """What ``node`` is the square of."""
+def _match_square(node: Node) -> Any:
+    """Match a square; return its operand."""
     if node.target is aten.pow.Tensor_Scalar and node.args[1] == 2:
-        return _origin(node.args[0])
-    if node.target is aten.mul.Tensor and _origin(node.args[0]) is _origin(node.args[1]):
-        return _origin(node.args[0])
-    return _origin(node.args[0]) if node.target is aten.square.default else None
+        return _skip_casts(node.args[0])
+    if node.target is aten.mul.Tensor and _skip_casts(node.args[0]) is _skip_casts(node.args[1]):
+        return _skip_casts(node.args[0])
+    return _skip_casts(node.args[0]) if node.target is aten.square.default else None
 
 
-def _centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
-    """What ``x`` is without its mean, and along which dimensions; else x."""
+def _match_centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
+    """Match y - mean(y); return y and the dimensions of the mean, else (x, None)."""
     if x.target is aten.sub.Tensor and not x.kwargs and len(x.args) == 2:
-        whole, mean = map(_origin, x.args)
-        found = _mean(mean) if isinstance(mean, Node) else None
-        if isinstance(whole, Node) and found is not None and found[0] is whole:
-            return whole, found[1]
+        source, mean = map(_skip_casts, x.args)
+        match = _match_mean(mean) if isinstance(mean, Node) else None
+        if isinstance(source, Node) and match is not None and match[0] is source:
+            return source, match[1]
     return x, None
 
 
-def _weighted(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
-    """The end of a norm, and the constant that its result is multiplied with if nothing else reads it."""
+def _match_weight(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
+    """Match a multiplication of the norm's result by a constant weight; return the last node and the weight, if any."""
     shape = norm.x.meta["val"].shape
     if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
         return node, None
     end = node
     while len(end.users) == 1 and next(iter(end.users)).target in _CASTS:
         cast = next(iter(end.users))
-        if _origin(cast) is not _origin(end):
+        if _skip_casts(cast) is not _skip_casts(end):
             break
         end = cast
     reader = next(iter(end.users)) if len(end.users) == 1 else None

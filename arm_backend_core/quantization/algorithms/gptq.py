@@ -1,9 +1,9 @@
-"""Weights of few levels are rounded for the least squared error of what they sum, not for the least of their own.
+"""GPTQ: round weights with few levels for the least squared error of the layer's output (Frantar et al. 2022).
 
-What rounding a weight adds to a sum, the weights that are rounded after it can take off again as far as their inputs
-vary together: column by column, with the inputs' covariance over the samples (GPTQ, Frantar et al. 2022). The part that
-is the same in every sample is left to the bias. Layers whose inputs are one vector a position: linear ones and
-convolutions of 1x1.
+Weights are rounded column by column. The weights that are not rounded yet compensate the error of those that are, as
+far as their inputs are correlated, by the covariance of the inputs over the calibration samples. Bias correction
+removes the constant part of the error. Applies to layers with one input vector for each position: linear layers and 1x1
+convolutions.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.observer import WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 
-#: Most levels on either side of 0: of more, what is lost by rounding is below what activations lose.
-_LEVELS = 16
-#: Most inputs: the covariance of more takes longer than the layer.
-_WIDEST = 1024
+#: Weights with fewer levels than this on either side of 0 are rounded; with more, activations lose more than weights.
+_MAX_LEVELS = 16
+#: Maximum number of input channels; beyond it, computing the covariance takes longer than the layer.
+_MAX_COLUMNS = 1024
+#: Columns that are rounded before the remaining ones are updated.
 _BLOCK = 32
-#: Inputs for each vector that was seen, at most.
-_ROWS = 4
+#: Maximum number of input channels for each observed input vector.
+_MAX_COLUMNS_PER_VECTOR = 4
 
 
 class Gptq:
-    """Watches what layers with such weights read while samples run, then rounds the weights.
+    """Accumulates input covariances of layers during calibration, then rounds their weights.
 
     Args:
-        centred: biases are corrected afterwards, which takes the mean of the errors away.
+        centred: whether bias correction follows. It removes the mean error, so covariances are centred.
     """
 
     def __init__(self, model: ObservedProgram, *, centred: bool) -> None:
@@ -41,7 +42,7 @@ class Gptq:
         self._moments: dict[Node, tuple[list[Node], _Moments]] = {}
         readers: dict[Node, list[Node]] = {}
         for node in model.graph.nodes:
-            weight = _weight(model, node)
+            weight = _find_weight(model, node)
             if weight is not None:
                 readers.setdefault(weight, []).append(node)
         for weight, nodes in readers.items():
@@ -53,21 +54,23 @@ class Gptq:
                 model.watchers += [(source, moments) for source in sources]
 
     def apply(self) -> None:
-        """Round the weights, after the samples and before biases are corrected."""
+        """Round the weights; runs after calibration and before bias correction."""
         module = self._model.model
         for weight, (nodes, moments) in self._moments.items():
             name, observer = str(weight.target), self._model.observers[weight, nodes[0]]
             exact = attrgetter(name)(module).detach()
-            if moments.count * _ROWS < weight.meta["val"].shape[1]:
-                continue  # so few say more of themselves than of what will come
+            if moments.count * _MAX_COLUMNS_PER_VECTOR < weight.meta["val"].shape[1]:
+                continue  # too few samples: the rounding would overfit to them
             scale = observer.calculate_qparams()[0].double().reshape(-1, 1)
-            rounded = _rounded(exact.double().flatten(1), scale, observer.quant_max, moments.products(self._centred))
-            self._model.corrected[name] = exact
+            rounded = _round_weight(
+                exact.double().flatten(1), scale, observer.quant_max, moments.covariance(self._centred)
+            )
+            self._model.original_values[name] = exact
             setattr(module, name, rounded.reshape(exact.shape).to(exact.dtype))
 
 
 class _Moments:
-    """Sums of a tensor's vectors along ``axis`` and of their products."""
+    """Accumulates first and second moments of a tensor's vectors along ``axis``."""
 
     def __init__(self, axis: int) -> None:
         self._axis = axis
@@ -78,23 +81,23 @@ class _Moments:
         self._sum, self._products = self._sum + rows.sum(0), self._products + rows.T @ rows
         self.count += len(rows)
 
-    def products(self, centred: bool) -> Tensor:
-        """Their mean, drawn towards its diagonal by as much as few vectors leave open (Chen et al. 2010).
+    def covariance(self, centred: bool) -> Tensor:
+        """Estimate the covariance with shrinkage towards its diagonal (oracle approximating, Chen et al. 2010).
 
         Args:
-            centred: of what the vectors differ from their mean.
+            centred: whether to subtract the mean; if False, the result is the matrix of second moments.
         """
         mean = self._sum.double() / self.count * centred
-        found = self._products.double() / self.count - mean[:, None] * mean
-        n, diagonal = len(mean), found.diagonal().clamp_min(0)
-        spread, total = float(found.square().sum()), float(diagonal.sum())
-        below = (self.count + 1 - 2 / n) * (spread - total**2 / n)
-        part = min(1.0, ((1 - 2 / n) * spread + total**2) / below) if below > 0 else 1.0
-        return (1 - part) * found + torch.diag(part * diagonal + 0.01 * total / n + 1e-30)
+        sample = self._products.double() / self.count - mean[:, None] * mean
+        n, diagonal = len(mean), sample.diagonal().clamp_min(0)
+        squares, trace = float(sample.square().sum()), float(diagonal.sum())
+        denominator = (self.count + 1 - 2 / n) * (squares - trace**2 / n)
+        shrinkage = min(1.0, ((1 - 2 / n) * squares + trace**2) / denominator) if denominator > 0 else 1.0
+        return (1 - shrinkage) * sample + torch.diag(shrinkage * diagonal + 0.01 * trace / n + 1e-30)
 
 
-def _weight(model: ObservedProgram, node: Node) -> Node | None:
-    """The weight of a layer that is one matrix of few levels."""
+def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
+    """Return the weight of a layer if it is a single matrix with few levels, else None."""
     record = find_record(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
         return None
@@ -105,24 +108,24 @@ def _weight(model: ObservedProgram, node: Node) -> Node | None:
     values, x = weight.meta["val"], node.args[0]
     assert isinstance(x, Node)
     columns = values[0].numel()
-    whole = columns == values.shape[1] == x.meta["val"].shape[1 - values.dim()]
-    return weight if whole and columns <= _WIDEST and observer.quant_max < _LEVELS else None
+    is_matrix = columns == values.shape[1] == x.meta["val"].shape[1 - values.dim()]
+    return weight if is_matrix and columns <= _MAX_COLUMNS and observer.quant_max < _MAX_LEVELS else None
 
 
-def _rounded(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
-    """[rows, columns] in steps of ``scale``; each column's error goes on to those that come after it."""
+def _round_weight(weight: Tensor, scale: Tensor, largest: int, covariance: Tensor) -> Tensor:
+    """Round a weight [rows, columns] to multiples of ``scale``; later columns compensate each column's error."""
     order = covariance.diagonal().argsort(descending=True)
     inverse = torch.linalg.inv(covariance[order][:, order])
     factor = torch.linalg.cholesky((inverse + inverse.T) / 2, upper=True)
-    left, result = weight[:, order].T.contiguous(), torch.empty_like(weight.T)
+    remaining, result = weight[:, order].T.contiguous(), torch.empty_like(weight.T)
     steps = scale[:, 0]
-    for start in range(0, len(left), _BLOCK):
-        stop = min(start + _BLOCK, len(left))
-        errors = torch.empty_like(left[start:stop])
+    for start in range(0, len(remaining), _BLOCK):
+        stop = min(start + _BLOCK, len(remaining))
+        errors = torch.empty_like(remaining[start:stop])
         for column in range(start, stop):
-            row = left[column]
+            row = remaining[column]
             result[column] = (row / steps).round_().clamp_(-largest, largest).mul_(steps)
             errors[column - start] = (row - result[column]) / factor[column, column]
-            left[column + 1 : stop] -= factor[column, column + 1 : stop, None] * errors[column - start]
-        left[stop:] -= factor[start:stop, stop:].T @ errors
+            remaining[column + 1 : stop] -= factor[column, column + 1 : stop, None] * errors[column - start]
+        remaining[stop:] -= factor[start:stop, stop:].T @ errors
     return result[order.argsort()].T

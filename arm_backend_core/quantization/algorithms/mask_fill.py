@@ -1,6 +1,7 @@
-"""What is filled with a number far beyond real ones, to be chosen last: masked maxima, seen items, detections.
+"""Mask fill: bound the fill values of masked maxima and minima, so that they do not consume the int8 range.
 
-One such number would take all steps of the scale that the others share with it.
+Models mask padding, seen items or detections with a number far beyond real ones, so that a maximum never chooses them.
+All other values share the scale with that number and would have no levels left.
 """
 
 from __future__ import annotations
@@ -21,68 +22,75 @@ from arm_backend_core.quantization.graph_interpreter import readers_through
 
 aten = torch.ops.aten
 
-#: What chooses the largest, or the least, whatever the numbers are.
-_LARGEST = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
-_LEAST = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
-_COMPARISONS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-#: What fills -> (which argument is filled, the number) of each way.
-_FILLINGS: dict[Any, tuple[tuple[int, int], ...]] = {
+#: Operators that choose the maximum, or the minimum, independently of the distance between values.
+_MAX_OPS = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
+_MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
+_COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+#: Fill operators -> pairs of argument indices (filled tensor, fill value), one for each way to use the operator.
+_FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
     **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), ((1, 2), (2, 1))),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
 }
 
 
 def bound_mask_fill(module: GraphModule) -> None:
-    """Fill with a little less than the least of all where a number far below them is to be chosen last; or with more.
+    """Replace extreme fill values before maxima and minima by a bound just outside of the tensor's range.
 
-    Where a row has nothing else, int8 would hold no more of such a number; a comparison may still tell it from others.
+    For a maximum the bound is min - (max - min) / 16, for a minimum max + (max - min) / 16. A row in which everything
+    is masked then gives the bound instead of the fill value, which int8 could not represent beside the others. Masks
+    whose result a comparison reads are left alone, because it may test for the fill value.
     """
-    chosen = [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]
+    chosen = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
     if not chosen:
         return
     constants = Constants(module)
     for node in chosen:
-        last = -1 if node.target in _LARGEST else 1
+        sign = -1 if node.target in _MAX_OPS else 1
         if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
-            last = 1
+            sign = 1
         layers, source = [], node.args[0]
-        while (found := _filling(source, last, constants)) is not None:
-            layers.append((source, *found))
-            source = found[0]
+        while (match := _match_fill(source, sign, constants)) is not None:
+            layers.append((source, *match))
+            source = match[0]
         if not layers or _is_compared(node):
             continue
         notes = events.current().notes
         note = (
-            f"in '{layers[0][0].name}' a number beyond the others takes the place of {layers[0][2]:g}, which int8 lacks"
+            f"'{layers[0][0].name}': the fill value {layers[0][2]:g} is replaced by one just outside of the other "
+            "values, because int8 cannot represent both"
         )
         notes += [note] if note not in notes else []
         with module.graph.inserting_before(node):
             least, largest = (insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
-            apart = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), last / 16)
-            bound, result = insert_call(node, aten.add.Tensor, least if last < 0 else largest, apart), source
-            for filled, _, _, of in reversed(layers):
-                parts = (result, bound) if of == 1 else (bound, result)
-                result = insert_call(filled, aten.where.self, filled.args[of == 0], *parts)
+            margin = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), sign / 16)
+            bound, result = insert_call(node, aten.add.Tensor, least if sign < 0 else largest, margin), source
+            for fill, _, _, index in reversed(layers):
+                values = (result, bound) if index == 1 else (bound, result)
+                result = insert_call(fill, aten.where.self, fill.args[index == 0], *values)
             node.replace_input_with(layers[0][0], result)
     eliminate_dead_code(module.graph)
 
 
-def _filling(node: Node, last: int, constants: Constants) -> tuple[Node, float, int] | None:
-    """What ``node`` fills with a number far beyond real ones, the number, and which argument is filled."""
-    for of, filling in _FILLINGS.get(node.target, ()):
-        x, number = node.args[of], node.args[filling]
+def _match_fill(node: Node, sign: int, constants: Constants) -> tuple[Node, float, int] | None:
+    """Match a fill with an extreme number; return the filled tensor, the number and the index of the filled argument.
+
+    Args:
+        sign: -1 to match numbers far below real ones, 1 far above.
+    """
+    for index, fill_index in _FILL_ARGUMENTS.get(node.target, ()):
+        x, number = node.args[index], node.args[fill_index]
         if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
             number = constants.value(number).item()
-        if isinstance(number, (int, float)) and number * last >= MASK_THRESHOLD and isinstance(x, Node) and is_float(x):
-            return x, number, of
+        if isinstance(number, (int, float)) and number * sign >= MASK_THRESHOLD and isinstance(x, Node) and is_float(x):
+            return x, number, index
     return None
 
 
 def _is_compared(node: Node) -> bool:
-    """Whether a comparison reads what ``node`` chooses, or what is moved of it."""
+    """Whether a comparison reads the result of ``node``, directly or through data movement."""
 
     def through(reader: Node) -> bool:
         return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
     read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
-    return bool(read & _COMPARISONS)
+    return bool(read & _COMPARISON_OPS)

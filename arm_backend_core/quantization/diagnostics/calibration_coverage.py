@@ -1,4 +1,4 @@
-"""Notes on tensors of which calibration showed so little that their ranges are guesses."""
+"""Calibration coverage: notes on tensors with too few or constant values in the calibration samples."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from typing import Any
 from arm_backend_core import events
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Values in all samples below which a range says little of what will come.
-_FEW = 16
-_NAMED = 3
+#: Number of values in all samples below which a range is a guess.
+_MIN_VALUES = 16
+#: Number of tensors that a note names.
+_MAX_NAMED = 3
 
 
 def add_notes(observers: Iterable[Any]) -> None:
-    """Add a sentence for each kind to the notes of the export."""
+    """Add a note for each kind of problem to the notes of the export."""
     notes = events.current().notes
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):
-        if isinstance(observer, RangeObserver) and not isinstance(observer, WeightObserver) and not observer.exact:
-            kind = _kind(observer)
+        if (
+            isinstance(observer, RangeObserver)
+            and not isinstance(observer, WeightObserver)
+            and not observer.is_constant
+        ):
+            kind = _describe_problem(observer)
             if kind is not None:
-                kinds.setdefault(kind, []).append(observer.tensor)
+                kinds.setdefault(kind, []).append(observer.description)
     for kind, tensors in kinds.items():
-        more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
-        notes.append(f"calibration: {', '.join(tensors[:_NAMED])}{more} {kind}")
+        more = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
+        notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{more} {kind}")
 
 
-def _kind(observer: RangeObserver) -> str | None:
+def _describe_problem(observer: RangeObserver) -> str | None:
     if not observer.count:
         return "had no value in any sample: all that it can be in the program is about 0"
     low, high = observer.extremes
@@ -36,6 +41,6 @@ def _kind(observer: RangeObserver) -> str | None:
             f"had no value but {low:g} in all samples: in the program it is between 0 and that; "
             "calibrate with samples in which it varies, if it does"
         )
-    if observer.count < _FEW:
-        return f"had fewer than {_FEW} values in all samples: its range is a guess; calibrate with more samples"
+    if observer.count < _MIN_VALUES:
+        return f"had fewer than {_MIN_VALUES} values in all samples: its range is a guess; calibrate with more samples"
     return None

@@ -1,4 +1,4 @@
-"""How far numbers are from those that they stand for: sums over one sample, which add up over all of them."""
+"""Error metrics (SQNR, cosine similarity, maximum error) from sums that add up over samples."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Share of the values that ``Losses.usual`` bounds, and how many are enough to find it.
-_USUAL, _MANY = 0.999, 1 << 16
+#: Share of the values that ``Losses.p999`` bounds, and the number of values from which it is estimated.
+_PERCENTILE, _PERCENTILE_SAMPLES = 0.999, 1 << 16
 
 
 @dataclass(frozen=True)
-class Gap:
-    """The distance between two tensors, over all samples.
+class ErrorMetrics:
+    """Error of a tensor relative to its reference, over all samples.
 
     Attributes:
-        sqnr: power of the signal over power of the error, in dB; infinite without any error.
-        cosine: of the angle between both; None where one of them is 0 throughout.
-        max_error: the largest difference.
+        sqnr: signal-to-quantization-noise ratio in dB; infinite without any error.
+        cosine: cosine similarity; None if one of the tensors is 0 throughout.
+        max_error: largest absolute difference.
     """
 
     sqnr: float
@@ -34,51 +34,56 @@ class Gap:
 
 
 @dataclass
-class Sums:
-    """What ``Gap`` follows from.
+class ErrorSums:
+    """Sums from which ``ErrorMetrics`` are computed.
 
     Attributes:
-        signal, noise, other, dot: sums of squares of what is right, of the error, of what is given; of products.
-        largest: difference.
+        signal: sum of squares of the reference.
+        noise: sum of squares of the error.
+        actual: sum of squares of the actual values.
+        dot: dot product of reference and actual values.
+        max_error: largest absolute difference.
     """
 
     signal: float = 0.0
     noise: float = 0.0
-    other: float = 0.0
+    actual: float = 0.0
     dot: float = 0.0
-    largest: float = 0.0
+    max_error: float = 0.0
 
     @staticmethod
-    def of(right: Tensor, given: Tensor) -> Sums:
-        """Of one tensor."""
-        if not right.numel():
-            return Sums()
-        x, y = _flat(right), _flat(given)
+    def of(reference: Tensor, actual: Tensor) -> ErrorSums:
+        """Compute the sums of one tensor."""
+        if not reference.numel():
+            return ErrorSums()
+        x, y = _flatten(reference), _flatten(actual)
         if x.dtype is not y.dtype:
             x, y = x.double(), y.double()
         error = y - x
-        return Sums(_product(x, x), _product(error, error), _product(y, y), _product(x, y), _reach(error))
+        return ErrorSums(_dot(x, x), _dot(error, error), _dot(y, y), _dot(x, y), _max_abs(error))
 
     @property
-    def gap(self) -> Gap:
-        """The figures."""
-        norm = math.sqrt(self.signal * self.other)
-        return Gap(decibels(self.signal, self.noise), self.dot / norm if norm else None, self.largest)
+    def metrics(self) -> ErrorMetrics:
+        """The metrics."""
+        norm = math.sqrt(self.signal * self.actual)
+        return ErrorMetrics(decibels(self.signal, self.noise), self.dot / norm if norm else None, self.max_error)
 
 
 @dataclass
 class Losses:
-    """What a layer loses by itself, on the inputs that it has in floating point; sums of squares.
+    """Quantization error that a layer adds by itself, on floating-point inputs; errors are sums of squares.
 
     Attributes:
-        noise: all of it. The others are what it comes from, each by itself.
-        weights: integers in place of weights.
-        rounding: to the steps of the result, of values within its range.
-        clipping: of values beyond its range.
-        signal, count, clipped: the values' squares, their number, and how many lie beyond the range.
-        largest: loss of a value.
-        low, high: extremes of the values.
-        usual: what 99.9 % of their sizes do not exceed, in the sample where that is most.
+        noise: total error. ``weights``, ``rounding`` and ``clipping`` are its causes, each taken alone.
+        weights: error of quantizing the weights.
+        rounding: error of rounding the result, for values within its range.
+        clipping: error of values outside of the result's range.
+        signal: sum of squares of the reference.
+        count: number of values.
+        clipped: number of values outside of the range.
+        max_error: largest absolute error of a value.
+        low, high: minimum and maximum of the values.
+        p999: 99.9th percentile of the absolute values, the maximum over samples.
     """
 
     noise: float = 0.0
@@ -88,81 +93,85 @@ class Losses:
     signal: float = 0.0
     count: int = 0
     clipped: int = 0
-    largest: float = 0.0
+    max_error: float = 0.0
     low: float = math.inf
     high: float = -math.inf
-    usual: float = 0.0
+    p999: float = 0.0
 
     @staticmethod
-    def of(right: Tensor, unrounded: Tensor | None, grid: Grid) -> Losses:
-        """Of one tensor.
+    def of(reference: Tensor, unrounded: Tensor | None, grid: QuantizationGrid) -> Losses:
+        """Compute the losses of one tensor.
 
         Args:
-            unrounded: what integers as weights make of right inputs; None where that is ``right``.
+            reference: result in floating point.
+            unrounded: result with quantized weights, before rounding; None if it equals ``reference``.
+            grid: representable values of the result.
         """
-        if not right.numel():
+        if not reference.numel():
             return Losses()
-        x = _flat(right)
+        x = _flatten(reference)
         low, high = grid.bounds
         least, most = map(float, torch.aminmax(x))
-        half = grid.scale / 2  # so far out a value is rounded to the end of the range, not cut off
+        half = grid.scale / 2  # up to half a step outside, a value is rounded, not clipped
         clips = least < low - half or most > high + half
         inside = x.clamp(low, high) if clips else x
-        rounding = grid.rounded(inside) - inside
-        error = rounding if unrounded is None and not clips else grid.rounded(x if unrounded is None else unrounded)
+        rounding = grid.round_values(inside) - inside
+        error = (
+            rounding if unrounded is None and not clips else grid.round_values(x if unrounded is None else unrounded)
+        )
         error = error if error is rounding else error.reshape(-1).sub_(x)
         return Losses(
             noise=_energy(error),
-            weights=0.0 if unrounded is None else _energy(_flat(unrounded) - x),
+            weights=0.0 if unrounded is None else _energy(_flatten(unrounded) - x),
             rounding=_energy(rounding),
             clipping=_energy(inside - x) if clips else 0.0,
             signal=_energy(x),
             count=x.numel(),
             clipped=int(((x < low - half) | (x > high + half)).sum()) if clips else 0,
-            largest=_reach(error),
+            max_error=_max_abs(error),
             low=least,
             high=most,
-            usual=_usual(x),
+            p999=_p999(x),
         )
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The real numbers that a quantized tensor can hold: ``(integer - zero_point) * scale``."""
+class QuantizationGrid:
+    """Real numbers that a quantized tensor can represent: ``(integer - zero_point) * scale``."""
 
     scale: float
     zero_point: int
-    least: int
-    most: int
+    quant_min: int
+    quant_max: int
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The first and the last."""
-        return (self.least - self.zero_point) * self.scale, (self.most - self.zero_point) * self.scale
+        """The smallest and the largest representable number."""
+        return (self.quant_min - self.zero_point) * self.scale, (self.quant_max - self.zero_point) * self.scale
 
     @property
     def steps(self) -> int:
-        """How many there are, less one."""
-        return self.most - self.least
+        """Number of steps between representable numbers."""
+        return self.quant_max - self.quant_min
 
-    def rounded(self, x: Tensor) -> Tensor:
-        """The nearest of them."""
-        first, last = self.least - self.zero_point, self.most - self.zero_point
+    def round_values(self, x: Tensor) -> Tensor:
+        """Round to the nearest representable numbers."""
+        first, last = self.quant_min - self.zero_point, self.quant_max - self.zero_point
         return (x / self.scale).round_().clamp_(first, last).mul_(self.scale)
 
 
-def added(parts: Iterable[Sums]) -> Sums:
-    """Of all samples."""
-    total = Sums()
+def sum_errors(parts: Iterable[ErrorSums]) -> ErrorSums:
+    """Add up the sums of all samples."""
+    total = ErrorSums()
     for part in parts:
-        for name in ("signal", "noise", "other", "dot"):
+        for name in ("signal", "noise", "actual", "dot"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.largest = _most(total.largest, part.largest)
+        total.max_error = _max_or_nan(total.max_error, part.max_error)
     return total
 
 
-def lost(parts: Iterable[Losses]) -> Losses:
-    """Of all samples."""
+def sum_losses(parts: Iterable[Losses]) -> Losses:
+    """Add up the losses of all samples."""
     total = Losses()
     for part in parts:
         for field in fields(Losses):
@@ -173,49 +182,49 @@ def lost(parts: Iterable[Losses]) -> Losses:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """``signal`` over ``noise``; infinite without noise, minus infinity for noise alone."""
+    """Compute 10 * log10(signal / noise); infinite without noise, minus infinity without signal."""
     if not noise:
         return math.inf
-    return 10 * (math.log10(signal) - math.log10(noise)) if signal else -math.inf  # the quotient may be 0
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal else -math.inf  # the quotient could underflow to 0
 
 
-def _most(one: float, other: float) -> float:
-    """The larger; NaN where either is that: ``max`` takes the first then."""
+def _max_or_nan(one: float, other: float) -> float:
+    """Return the larger number, NaN if either is NaN (``max`` returns its first argument then)."""
     return one if one >= other or math.isnan(one) else other
 
 
-#: Fields of ``Losses`` that do not add up.
-_EXTREMES: dict[str, Callable[[float, float], float]] = {"largest": _most, "low": min, "high": max, "usual": max}
+#: Fields of ``Losses`` that combine other than by addition.
+_EXTREMES: dict[str, Callable[[float, float], float]] = {"max_error": _max_or_nan, "low": min, "high": max, "p999": max}
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """In float64; of complex numbers both parts of each."""
+    """Convert to float64; a complex tensor becomes its real and imaginary parts."""
     if kind_of(x.dtype) is ScalarKind.COMPLEX:
         x = torch.view_as_real(x.resolve_conj())
     return x.double()
 
 
-def _flat(x: Tensor) -> Tensor:
-    """In a row, as float32 where it is that: a sum of squares so is good to a millionth, in a tenth of the time."""
+def _flatten(x: Tensor) -> Tensor:
+    """Flatten, in float32 or else float64. Sums of squares in float32 have an error of 1e-6 in a tenth of the time."""
     return x.reshape(-1) if x.dtype is torch.float32 else in_float64(x).reshape(-1)
 
 
 def _energy(x: Tensor) -> float:
-    return _product(x, x)
+    return _dot(x, x)
 
 
-def _product(x: Tensor, y: Tensor) -> float:
-    """The sum of products; in float64 where float32 might not hold it."""
-    found = abs(made := float(torch.dot(x, y)))
-    return made if 1e-25 < found < 1e30 or x.dtype is torch.float64 else float(torch.dot(x.double(), y.double()))
+def _dot(x: Tensor, y: Tensor) -> float:
+    """Compute the dot product; in float64 if float32 might overflow or underflow."""
+    size = abs(product := float(torch.dot(x, y)))
+    return product if 1e-25 < size < 1e30 or x.dtype is torch.float64 else float(torch.dot(x.double(), y.double()))
 
 
-def _reach(x: Tensor) -> float:
+def _max_abs(x: Tensor) -> float:
     least, most = map(float, torch.aminmax(x))
-    return _most(-least, most)
+    return _max_or_nan(-least, most)
 
 
-def _usual(x: Tensor) -> float:
-    """What 99.9 % of the sizes do not exceed; of some of many."""
-    sizes = x[:: x.numel() // _MANY | 1].abs() if x.numel() > _MANY else x.abs()
-    return float(sizes.kthvalue(max(math.ceil(_USUAL * sizes.numel()), 1)).values)
+def _p999(x: Tensor) -> float:
+    """Compute the 99.9th percentile of the absolute values, of a subset if there are many."""
+    sizes = x[:: x.numel() // _PERCENTILE_SAMPLES | 1].abs() if x.numel() > _PERCENTILE_SAMPLES else x.abs()
+    return float(sizes.kthvalue(max(math.ceil(_PERCENTILE * sizes.numel()), 1)).values)

@@ -1,1 +1,1 @@
-"""Training with fake quantization: a program that rounds as the target does, differentiably."""
+"""Fake quantization for training (QAT): a differentiable program that rounds as the target does."""

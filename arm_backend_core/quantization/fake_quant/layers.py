@@ -1,4 +1,4 @@
-"""Batch norm and dropout, which differ between training and the program: what they do while a model is trained."""
+"""Batch norm and dropout in training; the exported program folds the former and omits the latter."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
-#: A gain below this is that of a channel which is off, whose statistics cannot be told from what it gives.
+#: A channel with a gain below this is off: its statistics cannot be recovered from the normalized output.
 _LEAST_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
 class BatchNorm:
-    """A batch norm that is part of the convolution or linear layer before it.
+    """A batch norm that is folded into the convolution or linear layer before it.
 
     Attributes:
         weight, bias, mean, variance: names in the model; the first two may be None.
+        momentum, eps: as in ``torch.nn.BatchNorm2d``.
     """
 
     weight: str | None
@@ -35,11 +36,11 @@ class BatchNorm:
     momentum: float
     eps: float
 
-    def of_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """``y``, which was normalized by running statistics, by those of the batch; running ones are updated.
+    def normalize_by_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Renormalize ``y`` from running statistics to those of the batch, and update the running statistics.
 
-        y = gain * (z - mean) + bias, where z is what the layer itself gives, so that statistics of z follow from those
-        of y. Weights are rounded with the gain of the running statistics, as in the program, whatever the batch.
+        y = gain * (z - mean) + bias, where z is the output of the layer itself, so the statistics of z follow from
+        those of y. Weights are folded and rounded with the gain of the running statistics, as in the program.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
@@ -49,62 +50,62 @@ class BatchNorm:
         gain = torch.rsqrt(variance.clone() + self.eps) * (ones if self.weight is None else tensors[self.weight])
         bias = torch.zeros_like(mean) if self.bias is None else tensors[self.bias]
         axes = [axis for axis in range(y.dim()) if axis != 1]
-        least, spread = y.mean(axes), y.var(axes, unbiased=False)
+        y_mean, y_variance = y.mean(axes), y.var(axes, unbiased=False)
         on = gain.abs() > _LEAST_GAIN
         safe = torch.where(on, gain, ones)
-        batch = torch.where(on, spread / safe.square(), variance.clone())
+        batch = torch.where(on, y_variance / safe.square(), variance.clone())
         shape = [-1 if axis == 1 else 1 for axis in range(y.dim())]
         ratio = ((variance.clone() + self.eps) / (batch + self.eps)).sqrt()
-        made = (y - least.reshape(shape)) * ratio.reshape(shape) + bias.reshape(shape)
+        result = (y - y_mean.reshape(shape)) * ratio.reshape(shape) + bias.reshape(shape)
         with torch.no_grad():
-            centre = torch.where(on, (least - bias) / safe + mean, mean)
+            centre = torch.where(on, (y_mean - bias) / safe + mean, mean)
             mean.lerp_(centre, self.momentum)
             variance.lerp_(torch.where(on, batch * count / (count - 1), variance), self.momentum)
             count_name = f"{self.mean.removesuffix('running_mean')}num_batches_tracked"
             if count_name in tensors:
                 tensors[count_name].add_(1)
-        return made
+        return result
 
 
 @dataclass(frozen=True)
 class Dropout:
-    """A dropout, which the program has not.
+    """A dropout, which the exported program omits.
 
     Attributes:
-        function: of PyTorch.
-        share: of what is dropped.
+        function: ATen operator.
+        probability: share of the elements that are dropped.
     """
 
     function: Any
-    share: float
+    probability: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Drop some of ``x``."""
-        made: Tensor = self.function(x, self.share, True)
-        return made
+        """Apply the dropout."""
+        result: Tensor = self.function(x, self.probability, True)
+        return result
 
 
 @dataclass
-class Layers:
-    """Those of a captured program.
+class TrainingLayers:
+    """Batch norms and dropouts of a captured program.
 
     Attributes:
-        norms: by the name of each batch norm, with the name of the node that it reads.
-        dropouts: by the name of the node that each reads, and nothing else reads.
+        norms: (name of the node that the batch norm reads, batch norm), by the batch norm's node name.
+        dropouts: by the name of the node that they read; nothing else reads that node.
     """
 
     norms: dict[str, tuple[str, BatchNorm]]
     dropouts: dict[str, Dropout]
 
     @classmethod
-    def of(cls, program: ExportedProgram) -> Layers:
-        """To be asked before the program is prepared."""
+    def from_program(cls, program: ExportedProgram) -> TrainingLayers:
+        """Collect the layers of a program; call it before annotation edits the graph."""
         signature = program.graph_signature
         names: dict[str, str] = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         norms, dropouts = {}, {}
         for node in program.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
-            x, *given, training, momentum, eps = cast(tuple[Any, ...], node.args[:8])
-            weight, bias, mean, variance = (None if one is None else names.get(one.name) for one in given)
+            x, *parameters, training, momentum, eps = cast(tuple[Any, ...], node.args[:8])
+            weight, bias, mean, variance = (None if one is None else names.get(one.name) for one in parameters)
             if not training and mean is not None and variance is not None:
                 norms[node.name] = x.name, BatchNorm(weight, bias, mean, variance, momentum or 0.1, eps)
         for function in DROPOUT:
@@ -114,26 +115,26 @@ class Layers:
                     dropouts[node.args[0].name] = Dropout(getattr(aten, name).default, float(node.args[1]))
         return cls(norms, dropouts)
 
-    def places(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
-        """Where they are in the program as it was prepared: the nodes whose results they change."""
+    def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
+        """Find the nodes of the annotated graph whose results the layers change."""
         nodes = {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():
-            node = _depthwise(graph, name) or nodes.get(source)
+            node = _find_norm_convolution(graph, name) or nodes.get(source)
             record = None if node is None else find_record(node)
             if node is not None and record is not None and record.kind is Kind.CONV and name not in nodes:
                 norms[node] = norm
         return norms, {nodes[name]: dropout for name, dropout in self.dropouts.items() if name in nodes}
 
 
-def _depthwise(graph: Graph, norm: str) -> Node | None:
-    """The convolution that stands for a batch norm which nothing before it could take in."""
+def _find_norm_convolution(graph: Graph, norm: str) -> Node | None:
+    """Find the depthwise convolution that replaces a batch norm without a layer to fold it into."""
     for node in graph.find_nodes(op="get_attr"):
         if str(node.target).rstrip("_") == f"{norm}_gain":
             return next(iter(node.users), None)
     return None
 
 
-def tensors_of(model: torch.nn.Module) -> Mapping[str, Tensor]:
-    """Parameters and buffers by name, tied ones by each of their names."""
+def named_tensors(model: torch.nn.Module) -> Mapping[str, Tensor]:
+    """Return parameters and buffers by name; a tied tensor has all of its names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))

@@ -1,7 +1,8 @@
-"""Rounding to integers with gradients, and the range of real numbers that the integers of a tensor span.
+"""Fake quantization with a straight-through estimator, and learned quantization ranges.
 
-Forward, values are those of a quantize and a dequantize operator, bit for bit. Backward, rounding counts as the
-identity inside the range and as a bound outside of it, so that the bounds have gradients too.
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats rounding as the
+identity inside the range and as the bound outside of it, so that the bounds have gradients too (learned step size
+quantization, Esser et al. 2020).
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from torch import Tensor
 
 from arm_backend_core.quantization.observer import SMALLEST_SCALE, RangeObserver
 
-#: What becomes of ranges in training.
-Mode = Literal["learned", "follow"]
-#: How much of the way to what a batch shows a followed range goes.
+#: How ranges change in training: by gradients, or by a moving average of the batch's minimum and maximum.
+RangeMode = Literal["learned", "follow"]
+#: Weight of the current batch in the moving average of a range.
 _MOMENTUM = 0.01
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 Parameters = tuple[Tensor, Tensor]
 
 
-class _Rounded(torch.autograd.Function):
+class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, low: int, high: int) -> Tensor:
         steps = torch.round(x * (1 / scale)) + zero_point
-        kept = steps.clamp(low, high)
+        clamped = steps.clamp(low, high)
         ctx.save_for_backward(x, scale, zero_point, steps)
         ctx.limits = low, high
-        return (kept - zero_point) * scale
+        return (clamped - zero_point) * scale
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -37,43 +38,45 @@ class _Rounded(torch.autograd.Function):
         x, scale, zero_point, steps = ctx.saved_tensors
         low, high = ctx.limits
         inside = (steps >= low) & (steps <= high)
-        of_scale = of_zero = None
+        scale_grad = zero_point_grad = None
         if ctx.needs_input_grad[1]:
-            # A step's gradient adds up over all elements: as in "Learned step size quantization" (Esser, 2020) it is
-            # divided by the root of their number, which leaves bounds about as quick as weights.
-            share = 1 / math.sqrt(max(x.numel(), 1) * high)
+            # The scale's gradient is a sum over all elements. As in LSQ (Esser et al. 2020) it is divided by
+            # sqrt(number of elements * largest integer), so that bounds and weights learn at similar rates.
+            factor = 1 / math.sqrt(max(x.numel(), 1) * high)
             error = torch.where(inside, steps - x / scale, steps.clamp(low, high)) - zero_point
-            of_scale = (grad * error).sum() * share
-            of_zero = torch.where(inside, 0.0, grad).sum() * -scale * share
-        return grad * inside, of_scale, of_zero, None, None
+            scale_grad = (grad * error).sum() * factor
+            zero_point_grad = torch.where(inside, 0.0, grad).sum() * -scale * factor
+        return grad * inside, scale_grad, zero_point_grad, None, None
 
 
-def rounded(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
-    """What is left of ``x`` as integers of ``limits``, as real numbers.
+def fake_quantize(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
+    """Quantize and dequantize ``x``, with gradients by a straight-through estimator.
 
     Args:
-        parameters: scale and zero point; of each channel along ``axis``, if that is given.
+        parameters: scale and zero point, per channel along ``axis`` if that is not None.
+        limits: smallest and largest integer.
     """
     scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in parameters)
     shape = [] if axis is None else [-1 if i == axis % x.dim() else 1 for i in range(x.dim())]
-    made: Tensor = _Rounded.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
-    return made
+    result: Tensor = _FakeQuantize.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
+    return result
 
 
-class Range(torch.nn.Module):
-    """What the integers of one or of several tensors span; it begins as calibration found it.
+class QuantizationRange(torch.nn.Module):
+    """Quantized range of one or several tensors, initialized from calibration.
 
     Attributes:
-        bounds: least and greatest real number.
-        stretch: learned ones are these times exp(stretch), so that a learning rate is the same part of each, weight
-            decay draws them to where they began, and a bound at 0 (relu) stays there.
+        bounds: smallest and largest representable real number.
+        factors: ratio of each bound to the observed minimum or maximum.
+        stretch: learned bounds are bounds * exp(stretch). A learning rate is then relative to each bound, weight decay
+            pulls bounds to their initial values, and a bound at 0 (relu) stays 0.
     """
 
     bounds: Tensor
     factors: Tensor
     stretch: torch.nn.Parameter | None
 
-    def __init__(self, observer: RangeObserver, mode: Mode) -> None:
+    def __init__(self, observer: RangeObserver, mode: RangeMode) -> None:
         super().__init__()
         scale, zero_point = (value.double().reshape(()) for value in observer.calculate_qparams())
         self.limits = observer.quant_min, observer.quant_max
@@ -81,13 +84,13 @@ class Range(torch.nn.Module):
         bounds = torch.stack([(limit - zero_point) * scale for limit in self.limits])
         self.register_buffer("bounds", bounds.float())
         seen = torch.tensor(observer.extremes, dtype=torch.float64)
-        # What the observer made of the extremes, it goes on making of those of a batch.
+        # The observer's margin around the observed minimum and maximum also applies to those of a batch.
         self.register_buffer("factors", torch.where(seen * bounds > 0, bounds / seen, 1.0).float())
-        empty = bool((bounds.abs() < 1e-30).all())  # nothing but zeros was seen: there is nothing to stretch
+        empty = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
         self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not empty else None
 
     def forward(self) -> Parameters:
-        """Scale and zero point."""
+        """Compute scale and zero point."""
         bounds = self.bounds if self.stretch is None else self.bounds * self.stretch.exp()
         (low, high), (least, most) = bounds.unbind(), self.limits
         if self._symmetric:
@@ -95,11 +98,11 @@ class Range(torch.nn.Module):
             return scale, torch.zeros_like(scale)
         scale = ((high - low) / (most - least)).clamp_min(SMALLEST_SCALE)
         zero_point = least - low / scale
-        whole = zero_point.detach().round().clamp(least, most)
-        return scale, zero_point + (whole - zero_point).detach()
+        rounded = zero_point.detach().round().clamp(least, most)
+        return scale, zero_point + (rounded - zero_point).detach()
 
     def follow(self, x: Tensor) -> None:
-        """Go towards what ``x`` spans, where the range is not learned."""
+        """Move a range that is not learned towards the minimum and maximum of ``x`` (moving average)."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors

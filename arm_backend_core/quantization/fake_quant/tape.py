@@ -1,8 +1,7 @@
-"""What is computed of a model's tensors while its program is prepared, to be computed again of their new values.
+"""Parameter tape: records the folding of parameters and replays it on their new values, with gradients.
 
-Preparing a program folds batch norms, standardizes weights, joins and cuts parameters. It does so with PyTorch's own
-operators on the tensors themselves, so a record of these calls is all that is needed to do it at each step of a
-training, with gradients.
+Preparing a program folds batch norms, standardizes weights, concatenates and slices parameters. It calls PyTorch's
+operators on the tensors themselves, so replaying these calls repeats the preparation at each training step.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ _ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 
 @dataclass(frozen=True)
-class _Call:
+class _RecordedCall:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    made: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
 
 
-class Tape(TorchDispatchMode):
-    """Records what is computed of some tensors while it is entered.
+class ParameterTape(TorchDispatchMode):
+    """Records the operators that read the root tensors, or tensors derived from them, while the mode is active.
 
-    Tensors are known by identity; the tape keeps all of them, so that no identity is used twice.
+    Tensors are identified by ``id``. The tape holds references to all of them, so that no ``id`` is reused.
 
     Args:
         roots: the tensors, by name.
@@ -42,41 +41,41 @@ class Tape(TorchDispatchMode):
         super().__init__()
         self._roots = dict(roots)
         self._known = {id(tensor): tensor for tensor in roots.values()}
-        self._calls: list[_Call] = []
+        self._calls: list[_RecordedCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if any(id(x) in self._known for x in _tensors((args, kwargs))):
-            results = _tensors(made)
+            results = _tensors(result)
             real = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
             if real and not func._schema.is_mutable:
                 self._known |= {id(x): x for x in results}
-                self._calls.append(_Call(func, tuple(args), dict(kwargs or {}), tuple(results)))
-        return made
+                self._calls.append(_RecordedCall(func, tuple(args), dict(kwargs or {}), tuple(results)))
+        return result
 
-    def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Forget what none of these is computed of."""
+    def keep_only(self, tensors: Iterable[Tensor]) -> None:
+        """Drop the recorded calls that none of these tensors depends on."""
         needed, kept = {id(x) for x in tensors}, []
         for call in reversed(self._calls):
-            if any(id(x) in needed for x in call.made):
+            if any(id(x) in needed for x in call.results):
                 needed |= {id(x) for x in _tensors((call.args, call.kwargs))}
                 kept.append(call)
         self._calls = kept[::-1]
-        held = [*self._roots.values(), *(x for call in kept for x in call.made)]
+        held = [*self._roots.values(), *(x for call in kept for x in call.results)]
         self._known = {id(x): x for x in held}
 
-    def derived(self, tensor: Tensor) -> bool:
-        """Whether ``tensor`` is a root, or computed of one."""
+    def is_derived(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is a root or computed from one."""
         return id(tensor) in self._known
 
     def replay(self, live: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
-        """Compute everything again.
+        """Repeat the recorded calls on the current values of the roots.
 
         Args:
-            live: what there is in a root's place now.
+            live: returns the current value of a root by name.
 
         Returns:
-            what stands in the place of a tensor.
+            A function that maps a recorded tensor to its new value.
         """
         values = {id(tensor): live(name) for name, tensor in self._roots.items()}
         like = next(iter(values.values()), None)
@@ -88,8 +87,8 @@ class Tape(TorchDispatchMode):
 
         for call in self._calls:
             args, kwargs = pytree.tree_map(current, (call.args, call.kwargs))
-            made = args[0] if call.function in _ALIASES else call.function(*args, **kwargs)
-            values |= {id(old): new for old, new in zip(call.made, _tensors(made), strict=True)}
+            result = args[0] if call.function in _ALIASES else call.function(*args, **kwargs)
+            values |= {id(old): new for old, new in zip(call.results, _tensors(result), strict=True)}
         return current
 
 

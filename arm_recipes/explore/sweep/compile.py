@@ -70,7 +70,7 @@ def compile_units(
             of.
     """
     from arm_backend_core import events
-    from arm_backend_core.alternatives.chooser import chosen
+    from arm_backend_core.alternatives.chooser import choose_deferred
     from arm_backend_core.errors import ArmBackendError
 
     data = [array.tobytes() for array in arrays]
@@ -78,7 +78,7 @@ def compile_units(
     try:
         with contextlib.suppress(Exception), events.record():  # an export does without forms where they fail, too
             if graphs:
-                return index, _compiled(spec, units, (chosen(graph, spec) for graph in graphs))
+                return index, _compiled(spec, units, (choose_deferred(graph, spec) for graph in graphs))
         with events.record():
             return index, _compiled(spec, units, usual)
     except ArmBackendError as error:

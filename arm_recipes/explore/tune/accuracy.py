@@ -11,7 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Sums, added, in_float64
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, in_float64, sum_errors
 from arm_recipes.comparison.accuracy import by_metric
 from arm_recipes.samples.sample import Inputs
 
@@ -76,10 +76,10 @@ class Evaluator:
     def rated(self, outputs: Sequence[Any]) -> Rating:
         """Outputs for the samples, compared with the model's."""
         pairs = zip(pytree.tree_leaves(self._expected), pytree.tree_leaves(list(outputs)), strict=True)
-        sums = added(
-            Sums.of(in_float64(one), in_float64(other)) for one, other in pairs if isinstance(one, torch.Tensor)
+        sums = sum_errors(
+            ErrorSums.of(in_float64(one), in_float64(other)) for one, other in pairs if isinstance(one, torch.Tensor)
         )
-        sqnr = sums.gap.sqnr
+        sqnr = sums.metrics.sqnr
         noise = sums.noise / sums.signal if sums.signal else 0.0
         return Rating(sqnr, noise, sqnr if self._metric is None else self._mean(outputs))
 
