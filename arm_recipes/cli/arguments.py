@@ -37,13 +37,13 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), module: name})
 
 
-def steps(text: str) -> int | str:
+def parse_steps(text: str) -> int | str:
     """Steps of a call, for argparse: a number, "auto", or "all", which is more than any layer has."""
     return text if text == "auto" else sys.maxsize if text == "all" else int(text)
 
 
 #: Options of recipes whose flags are not what their default says: a switch for a bool, text for the others.
-SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
+FLAG_OVERRIDES: dict[str, tuple[str, dict[str, Any]]] = {
     "macs": ("--macs", {"type": int}),
     "extra_flags": ("--extra-flags", {"action": "append", "metavar": "FLAG", "help": "for Vela; repeat for more"}),
     "extensions": ("--extension", {"action": "append", "metavar": "NAME", "help": "of TOSA; repeat for more"}),
@@ -63,14 +63,14 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "that rounding must leave of each output"}),
     "steps_per_call": (
         "--steps-per-call",
-        {"type": steps, "metavar": "N", "help": "of a recurrent layer; auto by default, or all"},
+        {"type": parse_steps, "metavar": "N", "help": "of a recurrent layer; auto by default, or all"},
     ),
     "require_runnable": ("--require-runnable", {"action": "store_true"}),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
 
 
-def recipe(text: str) -> str:
+def parse_recipe(text: str) -> str:
     """The name of a recipe, in any case, for argparse."""
     try:
         return recipe_name(text)
@@ -86,7 +86,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """A recipe with its options."""
     which = parser.add_mutually_exclusive_group(required=required)
-    which.add_argument("--recipe", type=recipe, metavar="NAME", help="see arm-recipes recipes")
+    which.add_argument("--recipe", type=parse_recipe, metavar="NAME", help="see arm-recipes recipes")
     which.add_argument("--tuned", type=Path, metavar="FILE", help="a recipe as arm-recipes tune --save writes it")
     for option in options.OPTIONS.values():
         if option.name == "calibration_samples":
@@ -95,7 +95,7 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         if option.name == "qat":  # a function, which no command line can give
             continue
         switch = {"action": "store_true"} if isinstance(option.default, bool) else {}
-        flag, kind = SPECIAL.get(option.name, ("--" + option.name.replace("_", "-"), switch))
+        flag, kind = FLAG_OVERRIDES.get(option.name, ("--" + option.name.replace("_", "-"), switch))
         help_ = {"help": option.expects} if not kind else {}
         parser.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **{**kind, **help_})
 
@@ -113,7 +113,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as JSON")
 
 
-def chosen(given: argparse.Namespace) -> dict[str, Any]:
+def read_recipe_options(given: argparse.Namespace) -> dict[str, Any]:
     """The options of the recipe, checked as far as that goes without importing PyTorch; calibration is not in it.
 
     Raises:
@@ -144,7 +144,7 @@ def load_model(path: Path) -> ExportedProgram:
     return program
 
 
-def made_recipe(given: argparse.Namespace, found: dict[str, Any], program: ExportedProgram) -> ExportRecipe:
+def build_recipe(given: argparse.Namespace, found: dict[str, Any], program: ExportedProgram) -> ExportRecipe:
     """The recipe with these options, and with its calibration samples read.
 
     Raises:
@@ -177,7 +177,7 @@ def model_samples(given: argparse.Namespace, name: str, program: ExportedProgram
         for name, leaf in zip(pattern.names, pattern.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
-    found = read(given, name, slots)
+    found = read_argument_samples(given, name, slots)
     if callable(found):
         return found
     made = []
@@ -187,7 +187,7 @@ def model_samples(given: argparse.Namespace, name: str, program: ExportedProgram
     return made
 
 
-def read(given: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> Any:
+def read_argument_samples(given: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> Any:
     """Samples as tuples of tensors, one for each of ``slots``; a function of the user's as it is.
 
     Raises:
@@ -197,7 +197,7 @@ def read(given: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> A
     return read_samples(getattr(given, name), f"--{name.replace('_', '-')}", slots, images)
 
 
-def program_slots(program: Program, method: str) -> Sequence[TensorInfo]:
+def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
     """The inputs of a method.
 
     Raises:
@@ -213,7 +213,7 @@ def program_slots(program: Program, method: str) -> Sequence[TensorInfo]:
     return slots
 
 
-def check_apart(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
+def check_no_overwrite(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
     """Find out whether a command would write over a file that it reads, or over another one that it writes.
 
     Raises:
@@ -229,20 +229,20 @@ def check_apart(read: Iterable[Path | str | None], written: Iterable[Path | str 
         known.add(target)
 
 
-def wrote(path: Path) -> None:
+def report_written(path: Path) -> None:
     """Say what was written, where it does not get in the way of the result."""
     print(f"wrote {path}", file=sys.stderr)
 
 
-def show(result: Any, *, as_json: bool) -> None:
+def print_result(result: Any, *, as_json: bool) -> None:
     """Print what has ``to_dict`` and ``__str__``."""
     if as_json:
-        show_json(result.to_dict())
+        print_json(result.to_dict())
     else:
         print(result)
 
 
-def show_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print the one document of a command's ``--json``; it is JSON for every reader: infinity and NaN are texts."""
     from arm_recipes._internal.rendering import to_jsonable
 

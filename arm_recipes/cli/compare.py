@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "compare",
@@ -45,24 +45,26 @@ def _compare(given: argparse.Namespace) -> None:
         if lost:
             raise ValueError(f"{lost[0]} belongs to a recipe, and two programs are compiled already: leave it out")
     page = None if given.html is None else check_writable(given.html)
-    arguments.check_apart([given.model, given.other, given.samples, given.calibration_samples, given.labels], [page])
+    arguments.check_no_overwrite(
+        [given.model, given.other, given.samples, given.calibration_samples, given.labels], [page]
+    )
     if given.other is None:
         found, report = _with_model(given, labels)
         if page is not None:
-            arguments.wrote(report.save_html(page, found))
+            arguments.report_written(report.save_html(page, found))
     elif page is not None:
         raise ValueError("--html: the page is of an export's report; give a model and --recipe")
     else:
         found = _programs(given, labels)
-    arguments.show(found, as_json=given.json)
+    arguments.print_result(found, as_json=given.json)
 
 
 def _with_model(given: argparse.Namespace, labels: Any) -> tuple[Any, Any]:
-    chosen = arguments.chosen(given)
+    chosen = arguments.read_recipe_options(given)
     from arm_recipes import export
 
     program = arguments.load_model(given.model)
-    result = export(program, arguments.made_recipe(given, chosen, program))
+    result = export(program, arguments.build_recipe(given, chosen, program))
     samples = arguments.model_samples(given, "samples", program)
     return result.compare(samples, labels, method=given.method), result.report
 
@@ -73,8 +75,8 @@ def _programs(given: argparse.Namespace, labels: Any) -> Any:
     from arm_recipes import compare
     from arm_recipes.runtime.load import load
 
-    slots = arguments.program_slots(load(given.model), given.method)
-    samples = arguments.read(given, "samples", slots)
+    slots = arguments.program_inputs(load(given.model), given.method)
+    samples = arguments.read_argument_samples(given, "samples", slots)
     return compare(given.model, given.other, samples, labels, method=given.method)
 
 

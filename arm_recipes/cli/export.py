@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "export",
@@ -37,20 +37,20 @@ def add(commands: Commands) -> None:
 
 
 def _export(given: argparse.Namespace) -> None:
-    chosen = arguments.chosen(given)
+    chosen = arguments.read_recipe_options(given)
     output = check_writable(given.output or given.model.with_suffix(".pte"))
     page = None if given.html is None else check_writable(given.html)
     if given.bundled_samples is not None:
         check_source(given.bundled_samples, "--bundled-samples")
-    arguments.check_apart([given.model, given.calibration_samples, given.bundled_samples], [output, page])
+    arguments.check_no_overwrite([given.model, given.calibration_samples, given.bundled_samples], [output, page])
     from arm_recipes import export
 
     program = arguments.load_model(given.model)
-    recipe = arguments.made_recipe(given, chosen, program)
+    recipe = arguments.build_recipe(given, chosen, program)
     result = export(program, recipe, channels_last=given.channels_last, verify=given.verify, cache_dir=given.cache_dir)
     bundled = arguments.model_samples(given, "bundled_samples", program)
     result.save(output, reference=given.reference, etrecord=given.etrecord, bundled_samples=bundled)
-    arguments.show(result.report, as_json=given.json)
-    arguments.wrote(output)
+    arguments.print_result(result.report, as_json=given.json)
+    arguments.report_written(output)
     if page is not None:
-        arguments.wrote(result.report.save_html(page))
+        arguments.report_written(result.report.save_html(page))

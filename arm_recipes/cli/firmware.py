@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "firmware",
@@ -41,8 +41,8 @@ def _firmware(given: argparse.Namespace) -> None:
 
     program, samples = load(given.program), None
     if given.samples is not None:
-        found = arguments.read(given, "samples", arguments.program_slots(program, given.method))
+        found = arguments.read_argument_samples(given, "samples", arguments.program_inputs(program, given.method))
         samples = {given.method: found() if callable(found) else found}
     firmware = save_firmware(program, given.output, samples)
-    arguments.show(firmware, as_json=given.json)
-    arguments.wrote(given.output)
+    arguments.print_result(firmware, as_json=given.json)
+    arguments.report_written(given.output)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser("inspect", help="tell what is in a program, and what the firmware must have for it")
     parser.add_argument("program", type=Path, help="a .pte file, or a .tflite that Vela compiled")
@@ -23,4 +23,4 @@ def add(commands: Commands) -> None:
 def _inspect(given: argparse.Namespace) -> None:
     from arm_recipes.runtime.inspect import inspect_program
 
-    arguments.show(inspect_program(given.program), as_json=given.json)
+    arguments.print_result(inspect_program(given.program), as_json=given.json)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Their arguments."""
     for name, what, call in (
         ("recipes", "list the recipes and their options", _recipes),
@@ -34,7 +34,7 @@ def _recipes(given: argparse.Namespace) -> None:
     allowed = {name: options.allowed(name) for name in SPECS}
     expects = {option.name: option.expects for option in options.OPTIONS.values()}
     if given.json:
-        arguments.show_json({"recipes": allowed, "options": expects})
+        arguments.print_json({"recipes": allowed, "options": expects})
         return
     for name, names in allowed.items():
         print(f"{name:<18} {', '.join(names)}")
@@ -46,7 +46,7 @@ def _recipes(given: argparse.Namespace) -> None:
 def _operators(given: argparse.Namespace) -> None:
     rows = _known()
     if given.json:
-        arguments.show_json({"operators": rows})
+        arguments.print_json({"operators": rows})
         return
     for row in rows:
         if row["integer"] is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FIRST = 8
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "run",
@@ -39,18 +39,18 @@ def _run(given: argparse.Namespace) -> None:
     check_source(given.inputs, "--inputs")
     check_file(given.program, "program")
     output = None if given.output is None else check_writable(given.output)
-    arguments.check_apart([given.program, given.inputs], [output])
+    arguments.check_no_overwrite([given.program, given.inputs], [output])
     from arm_recipes.runtime.load import load
 
     program = load(given.program)
     names = [value.name for value in program.signature(given.method).outputs]
-    samples = arguments.read(given, "inputs", arguments.program_slots(program, given.method))
+    samples = arguments.read_argument_samples(given, "inputs", arguments.program_inputs(program, given.method))
     found = list(
         program.run_batch(samples() if callable(samples) else samples, method=given.method, backend=given.backend)
     )
     rows = list(_rows(names, found))
     if given.json:
-        arguments.show_json({"method": given.method, "outputs": rows})
+        arguments.print_json({"method": given.method, "outputs": rows})
     else:
         for row in rows:
             values = ", ".join(f"{value:.6g}" for value in row["first"])
@@ -58,7 +58,7 @@ def _run(given: argparse.Namespace) -> None:
             print(f"sample {row['sample']}  {row['name']}  {shape}  {row['min']:.6g} to {row['max']:.6g}: {values}")
     if output is not None:
         _write(output, names, found)
-        arguments.wrote(output)
+        arguments.report_written(output)
 
 
 def _rows(names: Sequence[str], found: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from arm_recipes._internal.files import check_saved_program, check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.samples import check_source
-from arm_recipes.explore.sweep.configurations import ALL, configurations
+from arm_recipes.explore.sweep.configurations import ALL, list_configurations
 from arm_recipes.recipe.options import GOALS
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SWITCHES = ("extra_flags", "per_channel", "search_alternatives")
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "sweep",
@@ -38,7 +38,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--macs", type=int, action="append", help="repeat for more; default: all")
     parser.add_argument("--config-ini", help="a Vela .ini file")
     for name in _SWITCHES:
-        flag, kind = arguments.SPECIAL[name]
+        flag, kind = arguments.FLAG_OVERRIDES[name]
         parser.add_argument(flag, dest=name, **kind)
     parser.add_argument("--optimise", default="auto", help=", ".join(GOALS) + "; default: auto")
     parser.add_argument("--cache-dir", type=Path, help="where finished configurations are kept, to go on from")
@@ -52,11 +52,11 @@ def _sweep(given: argparse.Namespace) -> None:
     if given.samples is not None:
         check_source(given.samples, "--samples")
     picture = None if given.html is None else check_writable(given.html)
-    arguments.check_apart([given.model, given.samples], [picture])
+    arguments.check_no_overwrite([given.model, given.samples], [picture])
     systems = given.system_configs if given.system_configs != [ALL] else ALL
     varied = {"macs": given.macs, "system_config": systems, "memory_mode": given.memory_modes}
     rest = {name: getattr(given, name) for name in (*_SWITCHES, "optimise", "config_ini")}
-    configurations(given.recipes, varied, {"calibration_samples": None, **rest})  # now: before PyTorch is imported
+    list_configurations(given.recipes, varied, {"calibration_samples": None, **rest})  # now: before PyTorch is imported
     from arm_recipes import sweep
 
     program = arguments.load_model(given.model)
@@ -73,5 +73,5 @@ def _sweep(given: argparse.Namespace) -> None:
     )
     if picture is not None:
         found.plot().write_html(str(picture))
-        arguments.wrote(picture)
-    arguments.show(found, as_json=given.json)
+        arguments.report_written(picture)
+    arguments.print_result(found, as_json=given.json)

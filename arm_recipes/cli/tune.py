@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
+def add_command(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "tune",
@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
     arguments.add_recipe(parser)
     arguments.add_samples(parser, "--samples", "to calibrate and measure with, instead of those in the model's file")
     arguments.add_samples(parser, "--test-samples", "to judge with, others than --samples")
-    for name in goals.PRICES:
+    for name in goals.COST_KINDS:
         parser.add_argument(f"--{name}", type=_limit, help="at most: 1.1 is a factor, 512KiB or 400000 absolute")
     parser.add_argument("--sqnr", type=float, metavar="DB", help="at least; the cheapest program that has it")
     parser.add_argument(
@@ -47,20 +47,20 @@ def add(commands: Commands) -> None:
 
 
 def _tune(given: argparse.Namespace) -> None:
-    chosen = arguments.chosen(given)
+    chosen = arguments.read_recipe_options(given)
     for flag, source in (("--samples", given.samples), ("--test-samples", given.test_samples)):
         if source is not None:
             check_source(source, flag)
-    budget = {name: getattr(given, name) for name in goals.PRICES if getattr(given, name) is not None} or None
-    goals.check(budget, given.sqnr, None)
+    budget = {name: getattr(given, name) for name in goals.COST_KINDS if getattr(given, name) is not None} or None
+    goals.check_goal(budget, given.sqnr, None)
     written = {name: getattr(given, name) for name in ("output", "save", "html")}
     paths = {name: None if path is None else check_writable(path) for name, path in written.items()}
     read = [given.model, given.samples, given.test_samples, given.calibration_samples, given.tuned]
-    arguments.check_apart(read, paths.values())
+    arguments.check_no_overwrite(read, paths.values())
     from arm_recipes import ArmRecipe, tune
 
     program = arguments.load_model(given.model)
-    recipe = arguments.made_recipe(given, chosen, program)
+    recipe = arguments.build_recipe(given, chosen, program)
     assert isinstance(recipe, ArmRecipe)
     samples = arguments.model_samples(given, "samples", program)
     found = tune(
@@ -79,10 +79,10 @@ def _tune(given: argparse.Namespace) -> None:
         found.save(paths["save"])
     if paths["html"] is not None:
         found.plot().write_html(str(paths["html"]))
-    arguments.show(found, as_json=given.json)
+    arguments.print_result(found, as_json=given.json)
     for path in paths.values():
         if path is not None:
-            arguments.wrote(path)
+            arguments.report_written(path)
 
 
 def _limit(text: str) -> Any:

@@ -33,7 +33,7 @@ class Accuracy:
     agreeing: int | None = None
 
 
-def by_metric(metric: Metric, right: Sequence[Any], given: Sequence[Any], samples: Sequence[Any]) -> Accuracy:
+def compute_metric(metric: Metric, right: Sequence[Any], given: Sequence[Any], samples: Sequence[Any]) -> Accuracy:
     """The mean of a function of outputs and samples.
 
     Raises:
@@ -59,7 +59,7 @@ def _number(metric: Metric, value: Any, index: int) -> float:
         ) from error
 
 
-def by_labels(wanted: Tensor, right: Sequence[Any], given: Sequence[Any], *, wrapped: bool) -> Accuracy:
+def compute_top1_accuracy(wanted: Tensor, right: Sequence[Any], given: Sequence[Any], *, wrapped: bool) -> Accuracy:
     """How many of the largest scores of the first output are at the labels.
 
     Args:
@@ -86,7 +86,7 @@ def by_labels(wanted: Tensor, right: Sequence[Any], given: Sequence[Any], *, wra
     return Accuracy("top-1 accuracy", one, other, wanted.numel(), int((found[0] == found[1]).sum()))
 
 
-def flat_labels(labels: Any) -> Tensor:
+def flatten_labels(labels: Any) -> Tensor:
     """Labels in a row.
 
     Raises:

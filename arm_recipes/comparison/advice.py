@@ -20,7 +20,7 @@ _BOUND = "bound them in the model (clamp, ReLU6)"
 
 
 @dataclass(frozen=True)
-class Weights:
+class QuantizedConstant:
     """A quantized constant.
 
     Attributes:
@@ -54,13 +54,13 @@ class LayerAdvice:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LayerDiagnosis:
     """What is known of a quantized layer.
 
     Attributes:
         losses: what it loses by itself, on samples.
         grid: of its result; ``is_fixed``: it is that of the operator, whatever calibration saw.
-        seen: the least and the largest value that calibration saw, if that is known.
+        calibrated_range: the least and the largest value that calibration saw, if that is known.
         weights: constants that it reads.
         readers: submodules that compute with it: it is as fine as they take it.
     """
@@ -68,8 +68,8 @@ class Facts:
     losses: Losses
     grid: Grid
     is_fixed: bool
-    seen: tuple[float, float] | None
-    weights: tuple[Weights, ...]
+    calibrated_range: tuple[float, float] | None
+    weights: tuple[QuantizedConstant, ...]
     readers: tuple[str, ...]
 
     @property
@@ -82,64 +82,64 @@ class Facts:
         share = parts[cause] / total
         rest = losses.noise * (1 - share)
         if cause == "clipping":
-            return LayerAdvice(cause, share, self._clipping(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._clipping_advice(), decibels(losses.signal, rest))
         if cause == "weights":
-            return LayerAdvice(cause, share, self._weights(), decibels(losses.signal, rest))
-        kind, text = self._rounding()
-        finer = _FINER if kind != "range" else (self._width / self._used) ** 2
+            return LayerAdvice(cause, share, self._weights_advice(), decibels(losses.signal, rest))
+        kind, text = self._rounding_advice()
+        finer = _FINER if kind != "range" else (self._range_width / self._used_width) ** 2
         return LayerAdvice(kind, share, text, decibels(losses.signal, rest + losses.rounding / finer))
 
     @property
-    def _width(self) -> float:
+    def _range_width(self) -> float:
         low, high = self.grid.bounds
         return high - low
 
     @property
-    def _used(self) -> float:
+    def _used_width(self) -> float:
         """The part of the range that the samples' values are in, 0 included."""
         low, high = self.grid.bounds
         used = min(max(self.losses.high, 0.0), high) - max(min(self.losses.low, 0.0), low)
         return max(used, self.grid.scale)
 
-    def _clipping(self) -> str:
+    def _clipping_advice(self) -> str:
         losses, (low, high) = self.losses, self.grid.bounds
         text = (
             f"{100 * losses.clipped / max(losses.count, 1):.2g} % of the values are clipped: they reach from "
             f"{losses.low:.4g} to {losses.high:.4g}, the program has a range from {low:.4g} to {high:.4g}"
         )
-        seen = self.seen or (low, high)
+        seen = self.calibrated_range or (low, high)
         margin = _BEYOND * (seen[1] - seen[0])
         if losses.low < seen[0] - margin or losses.high > seen[1] + margin:
-            known = "" if self.seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
+            known = "" if self.calibrated_range is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
             return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
             f"{text}; 99.9 % are within {losses.usual:.4g}, and calibration leaves such outliers out, as it errs least "
-            f"so: {_BOUND}, or {self._wider()}"
+            f"so: {_BOUND}, or {self._int16_advice()}"
         )
 
-    def _rounding(self) -> tuple[str, str]:
+    def _rounding_advice(self) -> tuple[str, str]:
         """The cause, and the advice."""
         losses, grid, (low, high) = self.losses, self.grid, self.grid.bounds
         if grid.steps > _INT8:
             return "rounding", f"steps of {grid.scale:.3g} are too coarse, and it has int16 already"
         usual = min(high, losses.usual) + min(-low, losses.usual)
-        if not losses.usual or self._width / max(usual, grid.scale) <= _STRETCHED:
-            return "rounding", f"its values fill the range, and {grid.steps + 1} steps give no more: {self._wider()}"
+        if not losses.usual or self._range_width / max(usual, grid.scale) <= _STRETCHED:
+            return "rounding", f"its values fill the range, and {grid.steps + 1} steps give no more: {self._int16_advice()}"
         steps = f"so that they have about {max(round(usual / grid.scale), 1)} of {grid.steps + 1} steps"
         most = f"99.9 % of the values are within {losses.usual:.4g}"
         if self.is_fixed:
-            return "rounding", f"{most}, and the operator's range is {low:.4g} to {high:.4g}, {steps}: {self._wider()}"
-        if self._width / self._used > _STRETCHED:
+            return "rounding", f"{most}, and the operator's range is {low:.4g} to {high:.4g}, {steps}: {self._int16_advice()}"
+        if self._range_width / self._used_width > _STRETCHED:
             return "range", (
                 f"{most}, and calibration made the range {low:.4g} to {high:.4g}, {steps}: calibrate with samples like "
                 "these, get_recipe(..., calibration_samples=samples)"
             )
         return "outliers", (
             f"outliers stretch the range: {most}, and it is {low:.4g} to {high:.4g}, {steps}: {_BOUND}, or "
-            f"{self._wider()}"
+            f"{self._int16_advice()}"
         )
 
-    def _weights(self) -> str:
+    def _weights_advice(self) -> str:
         narrow = [weight for weight in self.weights if weight.levels - 1 <= _INT16]  # biases are int32
         if not narrow:
             return "its constants are rounded"
@@ -153,7 +153,7 @@ class Facts:
             return f"{text}, as int8 has for weights that fill it; if that is too little, train with quantization"
         return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
 
-    def _wider(self) -> str:
+    def _int16_advice(self) -> str:
         named = " and ".join(f"'{module}'" for module in self.readers)
         where = f" for what reads it, {named}, or" if 0 < len(self.readers) <= _FEW else ""
         return f"int16{where} by a recipe A16W8"

@@ -14,13 +14,19 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums, added, decibels, lost
 from arm_recipes._internal.messages import progress_bar, quiet
-from arm_recipes.comparison.accuracy import Accuracy, Metric, by_labels, by_metric
-from arm_recipes.comparison.advice import Facts, Weights
-from arm_recipes.comparison.dispatch import run_all
-from arm_recipes.comparison.interpreter_plan import Evaluation, NoPlan, Plan, Row, dequantized
-from arm_recipes.comparison.result import WORST, Comparison, LayerGap, OutputGap, OwnLoss
-from arm_recipes.comparison.samples import Samples, samples_of, samples_of_program
-from arm_recipes.comparison.worker_job import Job, ProgramSpec, SampleResult, WorkItem, effects_of
+from arm_recipes.comparison.accuracy import Accuracy, Metric, compute_metric, compute_top1_accuracy
+from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
+from arm_recipes.comparison.dispatch import run_samples
+from arm_recipes.comparison.interpreter_plan import (
+    ComparedTensor,
+    InterpreterPlan,
+    PlanInterpreter,
+    UnsupportedProgramError,
+    dequantize_constant,
+)
+from arm_recipes.comparison.result import WORST_COUNT, Comparison, LayerGap, OutputGap, OwnLoss
+from arm_recipes.comparison.samples import ComparisonSamples, prepare_program_samples, prepare_samples
+from arm_recipes.comparison.worker_job import ComparisonJob, ProgramSpec, SampleResult, WorkItem, measure_layer_effects
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.load import load
@@ -51,7 +57,7 @@ def compare_with_model(
     with quiet():
         record = _method(result, method)
         _check_unchanged(result, method)
-        given = samples_of(result.patterns[method], method, samples, labels, metric)
+        given = prepare_samples(result.patterns[method], method, samples, labels, metric)
         side, notes = _side(result, record, layers)
         expected: Sequence[list[Any] | None] = [None] * len(given.inputs)
         count = _count(layers, side.plan is not None, len(given.inputs))
@@ -62,7 +68,7 @@ def compare_with_model(
             notes += _differences_of_graph(side.plan, original, given)
         pairs = zip(given.inputs, expected, strict=True)
         items = [WorkItem(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
-        found = _run(Job(side, None), items, workers, progress)
+        found = _run(ComparisonJob(side, None), items, workers, progress)
         rows = _layers(side, found, original, given.inputs[:count])
     names = [info.name for info in record.outputs]
     return Comparison(
@@ -116,13 +122,13 @@ def compare(
         _check_alike(one, other)
         export = next((x for x in (a, b) if isinstance(x, Artifact)), None)
         if export is None:
-            given = samples_of_program(one.inputs, method, samples, labels, metric)
+            given = prepare_program_samples(one.inputs, method, samples, labels, metric)
         else:
-            given = samples_of(export.patterns[method], method, samples, labels, metric)
+            given = prepare_samples(export.patterns[method], method, samples, labels, metric)
         both = one.plan is not None and other.plan is not None
         count = _count(layers, both, len(given.inputs))
         items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(given.inputs)]
-        found = _run(Job(other, one), items, workers, progress)
+        found = _run(ComparisonJob(other, one), items, workers, progress)
     names = [info.name for info in other.outputs]
     notes = list(dict.fromkeys((*first, *second, *_notes(found))))
     if layers and not both:
@@ -196,8 +202,8 @@ def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[P
     exported, original = result.exported_programs[method], made.originals.get(method)
     side = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
-        plan = Plan.of(exported, original.floats if original is not None else {})
-    except NoPlan as reason:
+        plan = InterpreterPlan.from_program(exported, original.floats if original is not None else {})
+    except UnsupportedProgramError as reason:
         note = f"layers are not compared: the captured program has {reason}"
         return side, [note] if layers else []
     states = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
@@ -209,9 +215,9 @@ def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[P
         )
     ours = next((x for x in made.partitioners.get(method, ()) if isinstance(x, _ArmPartitioner)), None)
     if layers and ours is not None and record.delegates:
-        from arm_recipes.comparison.intermediate_outputs import taps
+        from arm_recipes.comparison.intermediate_outputs import tap_delegates
 
-        found, more = taps(exported, ours, record.delegates, (row.name for row in plan.rows))
+        found, more = tap_delegates(exported, ours, record.delegates, (row.name for row in plan.rows))
         side, notes = replace(side, taps=tuple(found)), [*notes, *more]
     return side, notes
 
@@ -239,17 +245,17 @@ def _short(recipe: str) -> str:
     return recipe.removeprefix("arm_recipes_").upper()
 
 
-def _run(job: Job, items: Sequence[WorkItem], workers: int | None, progress: bool) -> list[SampleResult]:
+def _run(job: ComparisonJob, items: Sequence[WorkItem], workers: int | None, progress: bool) -> list[SampleResult]:
     def mark(made: Iterable[Any]) -> Iterable[Any]:
         return progress_bar(made, "comparing", "sample", shown=progress, count=len(items))
 
-    return run_all(job, items, workers, mark)
+    return run_samples(job, items, workers, mark)
 
 
 # -- what the model gives --------------------------------------------------------------------------------------------
 
 
-def _outputs_of_model(result: Artifact, method: str, given: Samples) -> list[list[Any] | None]:
+def _outputs_of_model(result: Artifact, method: str, given: ComparisonSamples) -> list[list[Any] | None]:
     """Of the captured program, as PyTorch runs it; new values of inputs that it writes are not compared."""
     original = result.kept.originals.get(method)
     captured = result.exported_programs[method] if original is None else original.program
@@ -266,17 +272,17 @@ def _outputs_of_model(result: Artifact, method: str, given: Samples) -> list[lis
     return found
 
 
-def _differences_of_graph(plan: Plan, original: Original | None, given: Samples) -> list[str]:
+def _differences_of_graph(plan: InterpreterPlan, original: Original | None, given: ComparisonSamples) -> list[str]:
     """A note if the graph that layers are compared in gives other numbers than the model that was captured."""
     if original is None or plan.has_state:
         return []
     try:
-        captured = Plan.of(original.program)
-    except NoPlan:
+        captured = InterpreterPlan.from_program(original.program)
+    except UnsupportedProgramError:
         return []
     outputs = []
     for one in (captured, plan):
-        evaluation = Evaluation(one)
+        evaluation = PlanInterpreter(one)
         with torch.no_grad():
             for _ in evaluation.run(given.inputs[0]):
                 pass
@@ -300,7 +306,7 @@ def _outputs(names: Sequence[str], found: Sequence[SampleResult]) -> tuple[Outpu
 
 
 def _notes(found: Sequence[SampleResult]) -> list[str]:
-    different = dict.fromkeys(name for one in found for name in one.different)
+    different = dict.fromkeys(name for one in found for name in one.mismatched)
     return [
         f"delegate '{name}' gives other numbers than its TOSA graph, which the figures of its layers are from: export "
         "with verify=True, which names the first"
@@ -308,7 +314,7 @@ def _notes(found: Sequence[SampleResult]) -> list[str]:
     ]
 
 
-def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
+def _layer(row: ComparedTensor, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
     return LayerGap(
         name=row.node,
         operator=row.operator,
@@ -333,9 +339,9 @@ def _layers(
     if plan is None:
         return []
     effects = _effects(plan, found, inputs)
-    told, ranges = side.told, original.ranges if original is not None else {}
+    told, ranges = side.tapped_tensors, original.ranges if original is not None else {}
     made = []
-    for row in plan.rows:
+    for row in plan.tensors:
         parts = [one.layers[row.name] for one in found if row.name in one.layers]
         if not parts:
             continue
@@ -353,42 +359,44 @@ def _layers(
                 calibrated=seen,
                 p999=losses.usual,
                 output=effects.get(row.name),
-                advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
+                advice=LayerDiagnosis(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
             )
             layer = replace(layer, own=own, weights=weights)
         made.append(layer)
     return made
 
 
-def _effects(plan: Plan, found: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
+def _effects(
+    plan: InterpreterPlan, found: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
+) -> dict[str, float]:
     """SQNR of the first output where only one layer is quantized, for those that lose most by themselves."""
     if plan.has_state:
         return {}
-    lost_by = {row: lost(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.rows}
+    lost_by = {row: lost(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.tensors}
     own = {row: decibels(losses.signal, losses.noise) for row, losses in lost_by.items() if losses.count}
-    rows = sorted(own, key=lambda row: own[row])[:WORST]
+    rows = sorted(own, key=lambda row: own[row])[:WORST_COUNT]
     sums: dict[str, list[Sums]] = {row.name: [] for row in rows}
     for sample in inputs[:_FEW]:
-        for name, part in effects_of(plan, rows, sample).items():
+        for name, part in measure_layer_effects(plan, rows, sample).items():
             sums[name].append(part)
     return {name: added(parts).gap.sqnr for name, parts in sums.items() if parts}
 
 
-def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
-    step, real = dequantized(plan, name)
-    right = plan.floats[name]
+def _weights(plan: InterpreterPlan, name: str, original: Original | None) -> QuantizedConstant:
+    step, real = dequantize_constant(plan, name)
+    right = plan.float_constants[name]
     least, most = step.args[-3:-1]
     known = {} if original is None else original.program.graph_signature.inputs_to_parameters
     node = name.removesuffix("_quantized")
     node = node if node in known else node.rstrip("_")  # one that a batch normalization was folded into
-    return Weights(
+    return QuantizedConstant(
         known.get(node, node), most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr
     )
 
 
 def _layers_of_both(side: ProgramSpec, found: Sequence[SampleResult]) -> list[LayerGap]:
-    made, told = {}, side.told
-    for row in side.plan.rows if side.plan is not None else ():
+    made, told = {}, side.tapped_tensors
+    for row in side.plan.tensors if side.plan is not None else ():
         parts = [one.layers[row.node] for one in found if row.node in one.layers]
         if parts:
             made[row.node] = _layer(row, parts, told)
@@ -396,18 +404,18 @@ def _layers_of_both(side: ProgramSpec, found: Sequence[SampleResult]) -> list[La
 
 
 def _accuracy(
-    given: Samples, labels: Any, metric: Metric | None, found: Sequence[SampleResult], spec: Any
+    given: ComparisonSamples, labels: Any, metric: Metric | None, found: Sequence[SampleResult], spec: Any
 ) -> Accuracy | None:
     right, other = (
-        [_structured(x, spec) for x in side] for side in ([f.right for f in found], [f.given for f in found])
+        [_structured(x, spec) for x in side] for side in ([f.reference for f in found], [f.program for f in found])
     )
     if metric is not None:
-        return by_metric(metric, right, other, given.given)
+        return compute_metric(metric, right, other, given.originals)
     if given.labels is None:
         return None
     first = next((i for i, x in enumerate(pytree.tree_leaves(right[0])) if isinstance(x, torch.Tensor)), 0)
     scores = ([pytree.tree_leaves(x)[first] for x in side] for side in (right, other))
-    return by_labels(given.labels, *scores, wrapped=given.wrapped)
+    return compute_top1_accuracy(given.labels, *scores, wrapped=given.has_padding)
 
 
 def _structured(outputs: list[Any], spec: Any) -> Any:

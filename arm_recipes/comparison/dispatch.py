@@ -13,15 +13,15 @@ import numpy as np
 
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.comparison.worker import run_item
-from arm_recipes.comparison.worker_job import Job, Runner, SampleResult, WorkItem
+from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, SampleRunner, WorkItem
 from arm_recipes.runtime import host_library
 
 #: Seconds of work that other processes are worth being started for: each imports PyTorch and ExecuTorch.
 _WORTH = 20.0
 
 
-def run_all(
-    job: Job, items: Sequence[WorkItem], workers: int | None, mark: Callable[[Iterable[Any]], Any]
+def run_samples(
+    job: ComparisonJob, items: Sequence[WorkItem], workers: int | None, mark: Callable[[Iterable[Any]], Any]
 ) -> list[SampleResult]:
     """All samples in order.
 
@@ -36,14 +36,14 @@ def run_all(
     return [found[item.index] for item in items]
 
 
-def _made(job: Job, items: Sequence[WorkItem], workers: int | None) -> Iterator[tuple[int, SampleResult]]:
+def _made(job: ComparisonJob, items: Sequence[WorkItem], workers: int | None) -> Iterator[tuple[int, SampleResult]]:
     if workers == 1 or job.has_state or len(items) == 1:
-        runner = Runner(job)
+        runner = SampleRunner(job)
         yield from ((item.index, runner(item)) for item in items)
         return
     left = list(items)
     if workers is None and not _configured():
-        runner = Runner(job)
+        runner = SampleRunner(job)
         start = time.perf_counter()
         while left:
             item = left.pop(0)

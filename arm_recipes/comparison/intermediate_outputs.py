@@ -37,58 +37,58 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Taps:
+class DelegateTaps:
     """A delegate that can be run with its insides.
 
     Attributes:
         checksum, name: of the delegate; several may have one checksum.
         flatbuffer: its TOSA graph with more outputs.
-        outputs: how many it had before.
-        names: of the nodes whose values the others are, and of some of the first ones; None for those not asked for.
-        entries: of each input that is asked for the name, and how its dimensions lie in memory.
-        kinds: element type and shape of each input, as the graph has it.
+        original_outputs: how many it had before.
+        tapped_outputs: of the nodes whose values the others are, and of some of the first ones; None for those not asked for.
+        tapped_inputs: of each input that is asked for the name, and how its dimensions lie in memory.
+        input_types: element type and shape of each input, as the graph has it.
     """
 
     checksum: bytes
     name: str
     flatbuffer: bytes
-    outputs: int
-    names: tuple[str | None, ...]
-    entries: tuple[tuple[str, Layout] | None, ...]
-    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    original_outputs: int
+    tapped_outputs: tuple[str | None, ...]
+    tapped_inputs: tuple[tuple[str, Layout] | None, ...]
+    input_types: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
-    def known(self) -> frozenset[str]:
+    def tapped_nodes(self) -> frozenset[str]:
         """Nodes whose values it tells."""
-        entered = (entry[0] for entry in self.entries if entry is not None)
-        return frozenset(name for name in (*self.names, *entered) if name is not None)
+        entered = (entry[0] for entry in self.tapped_inputs if entry is not None)
+        return frozenset(name for name in (*self.tapped_outputs, *entered) if name is not None)
 
     def read(self, execution: Execution, grids: Mapping[str, Grid]) -> tuple[dict[str, Tensor], bool]:
         """The values of one execution as real numbers, and whether the delegate's own results were the same."""
-        given = [_as(array, *kind) for array, kind in zip(execution.inputs, self.kinds, strict=True)]
+        given = [_as(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
         results = reference.run(self.flatbuffer, given)
         equal = all(
             made.tobytes() == np.ascontiguousarray(array).tobytes()
-            for made, array in zip(results[: self.outputs], execution.outputs, strict=True)
+            for made, array in zip(results[: self.original_outputs], execution.outputs, strict=True)
             if made.dtype.kind != "f"  # Vulkan's real numbers may differ in the last bit
         )
         found = {}
-        for entry, array in zip(self.entries, given, strict=True):
+        for entry, array in zip(self.tapped_inputs, given, strict=True):
             if entry is not None:
                 name, order = entry
                 found[name] = _real(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
-        for asked, array in zip(self.names, results, strict=True):
+        for asked, array in zip(self.tapped_outputs, results, strict=True):
             if asked is not None:
                 found[asked] = _real(torch.from_numpy(np.array(array)), grids.get(asked))
         return found, equal
 
 
-def taps(
+def tap_delegates(
     program: ExportedProgram,
     partitioner: _ArmPartitioner,
     records: Sequence[events.Delegate],
     wanted: Iterable[str],
-) -> tuple[list[Taps], list[str]]:
+) -> tuple[list[DelegateTaps], list[str]]:
     """Lower a program once more, and let the results that are ``wanted`` leave its delegates.
 
     Args:
@@ -97,7 +97,7 @@ def taps(
         records: the delegates that came of it.
 
     Returns:
-        a ``Taps`` for each delegate in the order of the records, and why one has none.
+        a ``DelegateTaps`` for each delegate in the order of the records, and why one has none.
     """
     program, names = copied(program), frozenset(wanted)
     simplify_call(program)
@@ -127,7 +127,7 @@ def taps(
         results = tuple(node.name if node.name in names else None for node in part.outputs)
         kinds = tuple((value.dtype.value, value.shape) for value in graph.inputs)
         made = len(parts[record.name].outputs)
-        found.append(Taps(record.checksum, record.name, flatbuffer, made, results, entries, kinds))
+        found.append(DelegateTaps(record.checksum, record.name, flatbuffer, made, results, entries, kinds))
     return found, notes
 
 
@@ -156,9 +156,11 @@ def _real(values: Tensor, grid: Grid | None) -> Tensor:
     return values if grid is None else (values.float() - grid.zero_point) * grid.scale
 
 
-def in_order(executions: Iterable[Execution], taps: Sequence[Taps]) -> Iterator[tuple[Execution, Taps]]:
+def match_executions(
+    executions: Iterable[Execution], taps: Sequence[DelegateTaps]
+) -> Iterator[tuple[Execution, DelegateTaps]]:
     """Executions of one run of a method with their taps; those of delegates without any are left out."""
-    waiting: dict[bytes, list[Taps]] = {}
+    waiting: dict[bytes, list[DelegateTaps]] = {}
     for tap in taps:
         waiting.setdefault(tap.checksum, []).append(tap)
     for execution in executions:

@@ -41,7 +41,7 @@ from arm_backend_core.quantization.diagnostics.error_metrics import Grid
 _USER = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
-class NoPlan(Exception):
+class UnsupportedProgramError(Exception):
     """The program has what a plan cannot have; says what."""
 
 
@@ -80,11 +80,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedTensor:
     """A tensor that is compared.
 
     Attributes:
-        name: of the step that has it; ``value``: of the one that has it in floating point, before it is quantized.
+        name: of the step that has it; ``float_step``: of the one that has it in floating point, before it is quantized.
         node: of the captured program, that computes it.
         grid: the real numbers that it is rounded to, if it is quantized.
         moves: it holds numbers that it read, in other places: nothing is lost.
@@ -97,7 +97,7 @@ class Row:
     """
 
     name: str
-    value: str
+    float_step: str
     node: str
     grid: Grid | None
     is_data_movement: bool
@@ -111,32 +111,32 @@ class Row:
 
 
 @dataclass
-class Plan:
+class InterpreterPlan:
     """The steps of a program.
 
     Attributes:
-        given: names of the tensors that it takes, in order.
-        held: parameters, buffers and constants.
-        floats: what some of these were before they were quantized.
+        inputs: names of the tensors that it takes, in order.
+        constants: parameters, buffers and constants.
+        float_constants: what some of these were before they were quantized.
         outputs: what it returns, tensors as ``Ref``: new values of inputs that it writes come first.
         writes: buffers, and what is written to them.
-        rows: tensors that can be compared, in program order.
+        tensors: tensors that can be compared, in program order.
     """
 
     steps: list[Step]
-    given: list[str]
-    held: dict[str, Tensor]
-    floats: dict[str, Tensor]
+    inputs: list[str]
+    constants: dict[str, Tensor]
+    float_constants: dict[str, Tensor]
     outputs: list[Any]
     writes: dict[str, str]
-    rows: list[Row]
+    tensors: list[ComparedTensor]
 
     @staticmethod
-    def of(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> Plan:
+    def from_program(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> InterpreterPlan:
         """The plan of a program, which is left as it is.
 
         Args:
-            floats: constants before they were quantized, by the name that the signature has for them.
+            float_constants: constants before they were quantized, by the name that the signature has for them.
 
         Raises:
             NoPlan: it has loops, or operators that are no more than a graph.
@@ -155,10 +155,10 @@ class Plan:
     @property
     def is_quantized(self) -> bool:
         """Whether any tensor is rounded."""
-        return any(row.grid is not None for row in self.rows)
+        return any(row.grid is not None for row in self.tensors)
 
 
-def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Plan:
+def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> InterpreterPlan:
     signature = program.graph_signature
     held, real = {}, {}
     for spec in signature.input_specs:
@@ -177,19 +177,21 @@ def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Plan:
         elif spec.kind in _USER:
             outputs.append(Ref(result.name) if isinstance(result, Node) else result)
     given = [node.name for node in inputs_of(program) if isinstance(node.meta.get("val"), Tensor)]
-    return Plan(steps, given, held, real, outputs, writes, _rows(program, real))
+    return InterpreterPlan(steps, given, held, real, outputs, writes, _rows(program, real))
 
 
 def _step(node: Node, held: Mapping[str, Tensor]) -> Step:
     if node.op == "placeholder":
         return Step(node.name, "held" if node.name in held else "given")
     if node.op != "call_function" or node.target is LOOP_OUT:
-        raise NoPlan("a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'")
+        raise UnsupportedProgramError(
+            "a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'"
+        )
     kind = "quantize" if is_quantize(node) else "dequantize" if is_dequantize(node) else "call"
     args, kwargs = map_aggregate((node.args, node.kwargs), _as_ref)
     overload = overload_of(node.target)
     if overload is None and getattr(node.target, "__module__", None) not in ("_operator", "builtins", "math"):
-        raise NoPlan(f"'{node.name}', a call of {node.target}")
+        raise UnsupportedProgramError(f"'{node.name}', a call of {node.target}")
     target = str(overload) if overload is not None else node.target
     return Step(node.name, kind, target, tuple(args), dict(kwargs))
 
@@ -210,7 +212,7 @@ def _operator(target: Any) -> Callable[..., Any]:
     return made
 
 
-def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
+def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[ComparedTensor]:
     """Of quantized tensors; of real ones those that are not on their way to be quantized, and those it returns."""
     rows = []
     inside: set[Node] = set()
@@ -231,7 +233,7 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
     return rows
 
 
-def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
+def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> ComparedTensor:
     source = boundary_source(value)
     made = source.args[0] if source.target is operator.getitem else source
     assert isinstance(made, Node)
@@ -239,9 +241,9 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
     reader = next(iter(weights.values()), made)  # what users call the layer, whatever its result goes through behind it
     *_, module = ("", *modules_of(reader))
     operators = [operator_name(node) for node in dict.fromkeys((reader, made))]
-    return Row(
+    return ComparedTensor(
         name=node.name,
-        value=value.name,
+        float_step=value.name,
         node=source.name,
         grid=grid,
         is_data_movement=_moves(made, grid),
@@ -302,33 +304,33 @@ def _grid(node: Node) -> Grid | None:
 
 
 @dataclass
-class Values:
+class TensorValues:
     """What is known of one row for one sample.
 
     Attributes:
-        right: in floating point.
-        unrounded: what quantized weights make of right inputs; None where there are none.
-        given: as the program has it; None where it was not asked for.
+        reference: in floating point.
+        layer_output: what quantized weights make of right inputs; None where there are none.
+        program: as the program has it; None where it was not asked for.
     """
 
-    right: Tensor
-    unrounded: Tensor | None
-    given: Tensor | None
+    reference: Tensor
+    layer_output: Tensor | None
+    program: Tensor | None
 
 
-class Evaluation:
+class PlanInterpreter:
     """A plan under way from sample to sample.
 
     Args:
         known: names of the rows whose values the program itself tells.
     """
 
-    def __init__(self, plan: Plan, known: frozenset[str] = frozenset()) -> None:
-        self._plan, self._asked = plan, _asked(plan, known)
-        self._rows = {row.name: row for row in plan.rows}
-        self._freed = _freed(plan)
-        self._right: dict[str, Tensor] = {}
-        self._given: dict[str, Tensor] = {}
+    def __init__(self, plan: InterpreterPlan, known: frozenset[str] = frozenset()) -> None:
+        self._plan, self._simulated = plan, _asked(plan, known)
+        self._tensors = {row.name: row for row in plan.tensors}
+        self._released = _freed(plan)
+        self._reference_state: dict[str, Tensor] = {}
+        self._program_state: dict[str, Tensor] = {}
         #: What the model returns for the last sample.
         self.outputs: list[Any] = []
 
@@ -339,7 +341,7 @@ class Evaluation:
         *,
         own: bool = False,
         replaced: Mapping[str, Tensor] | None = None,
-    ) -> Iterator[tuple[Row, Values]]:
+    ) -> Iterator[tuple[ComparedTensor, TensorValues]]:
         """Take all steps for a sample; yields the rows as they come.
 
         Args:
@@ -347,28 +349,28 @@ class Evaluation:
             own: compute what layers make of right inputs.
             replaced: values of rows that stand in for the right ones.
         """
-        plan, asked = self._plan, frozenset() if known is None else self._asked
+        plan, asked = self._plan, frozenset() if known is None else self._simulated
         at = _Sample(known or {}, asked, own, replaced or {})
-        at.right.update(zip(plan.given, (x.clone() for x in inputs), strict=True))
-        at.given.update(at.right)
+        at.reference.update(zip(plan.inputs, (x.clone() for x in inputs), strict=True))
+        at.program.update(at.reference)
         for step in plan.steps:
             if step.kind == "held":
-                before = plan.held[step.name]
-                at.right[step.name] = self._right.get(step.name, plan.floats.get(step.name, before))
-                at.given[step.name] = self._given.get(step.name, before)
-                if own and step.name in plan.floats:
-                    at.own[step.name] = before
+                before = plan.constants[step.name]
+                at.reference[step.name] = self._reference_state.get(step.name, plan.float_constants.get(step.name, before))
+                at.program[step.name] = self._program_state.get(step.name, before)
+                if own and step.name in plan.float_constants:
+                    at.isolated[step.name] = before
             elif step.kind != "given":
-                at.take(step)
-            row = self._rows.get(step.name)
+                at.execute(step)
+            row = self._tensors.get(step.name)
             if row is not None:
-                yield row, Values(at.right[row.value], at.own.get(row.value), at.given.get(row.name))
-            for name in self._freed.get(step.name, ()):
-                for values in (at.right, at.own, at.given):
+                yield row, TensorValues(at.reference[row.float_step], at.isolated.get(row.float_step), at.program.get(row.name))
+            for name in self._released.get(step.name, ()):
+                for values in (at.reference, at.isolated, at.program):
                     values.pop(name, None)
-        self.outputs = [at.right[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
-        self._right = {buffer: at.right[value] for buffer, value in plan.writes.items()}
-        self._given = {buffer: at.given[value] for buffer, value in plan.writes.items() if value in at.given}
+        self.outputs = [at.reference[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
+        self._reference_state = {buffer: at.reference[value] for buffer, value in plan.writes.items()}
+        self._program_state = {buffer: at.program[value] for buffer, value in plan.writes.items() if value in at.program}
 
 
 @dataclass
@@ -376,19 +378,19 @@ class _Sample:
     """What is known while the steps of one sample are taken.
 
     Attributes:
-        known, replaced: see ``Evaluation.run``; ``asked``: steps whose values in the program are computed here.
-        right, own, given: see ``Values``.
+        program_values, overrides: see ``PlanInterpreter.run``; ``simulated``: steps whose values in the program are computed here.
+        reference, isolated, program: see ``TensorValues``.
     """
 
-    known: Mapping[str, Tensor]
-    asked: frozenset[str]
-    wants_own: bool
-    replaced: Mapping[str, Tensor]
-    right: dict[str, Any] = field(default_factory=dict)
-    own: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    program_values: Mapping[str, Tensor]
+    simulated: frozenset[str]
+    isolates_layers: bool
+    overrides: Mapping[str, Tensor]
+    reference: dict[str, Any] = field(default_factory=dict)
+    isolated: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, step: Step) -> None:
+    def execute(self, step: Step) -> None:
         """Compute a step. Quantized tensors are real numbers here, as what follows reads them."""
         name, first = step.name, step.sources[0] if step.sources else ""
         make: Callable[[Mapping[str, Any]], Any] = {
@@ -396,24 +398,24 @@ class _Sample:
             "dequantize": lambda values: _dequantized(step, values),
             "call": lambda values: step(values.__getitem__),
         }[step.kind]
-        if name in self.replaced:
-            self.right[name] = self.replaced[name]
+        if name in self.overrides:
+            self.reference[name] = self.overrides[name]
         else:
-            self.right[name] = self.right[first] if step.kind == "quantize" else make(self.right)
-        if self.wants_own and step.kind != "quantize" and not self.own.keys().isdisjoint(step.sources):
-            self.own[name] = make(ChainMap(self.own, self.right))
-        if name in self.known:
-            self.given[name] = self.known[name]
-        elif name in self.asked:
-            self.given[name] = make(self.given)
+            self.reference[name] = self.reference[first] if step.kind == "quantize" else make(self.reference)
+        if self.isolates_layers and step.kind != "quantize" and not self.isolated.keys().isdisjoint(step.sources):
+            self.isolated[name] = make(ChainMap(self.isolated, self.reference))
+        if name in self.program_values:
+            self.program[name] = self.program_values[name]
+        elif name in self.simulated:
+            self.program[name] = make(self.program)
 
 
-def _freed(plan: Plan) -> dict[str, list[str]]:
+def _freed(plan: InterpreterPlan) -> dict[str, list[str]]:
     """What need not be kept behind each step."""
     place = {step.name: index for index, step in enumerate(plan.steps)}
     last = {source: step.name for step in plan.steps for source in step.sources}
-    for row in plan.rows:  # a row may be read later than its value
-        last[row.value] = max(last.get(row.value, row.name), row.name, key=place.__getitem__)
+    for row in plan.tensors:  # a row may be read later than its value
+        last[row.float_step] = max(last.get(row.float_step, row.name), row.name, key=place.__getitem__)
     kept = {ref.name for ref in plan.outputs if isinstance(ref, Ref)} | set(plan.writes.values())
     freed: dict[str, list[str]] = {}
     for source, step in last.items():
@@ -422,15 +424,15 @@ def _freed(plan: Plan) -> dict[str, list[str]]:
     return freed
 
 
-def dequantized(plan: Plan, name: str) -> tuple[Step, Tensor]:
+def dequantize_constant(plan: InterpreterPlan, name: str) -> tuple[Step, Tensor]:
     """The step that makes real numbers of a quantized constant, and these."""
     step = next(step for step in plan.steps if step.kind == "dequantize" and step.sources[0] == name)
-    return step, step(plan.held.__getitem__)
+    return step, step(plan.constants.__getitem__)
 
 
-def _asked(plan: Plan, known: frozenset[str]) -> frozenset[str]:
+def _asked(plan: InterpreterPlan, known: frozenset[str]) -> frozenset[str]:
     """Steps whose values as the program has them PyTorch must compute, as the program does not tell them."""
-    asked = {row.name for row in plan.rows} - known
+    asked = {row.name for row in plan.tensors} - known
     if asked:
         asked |= set(plan.writes.values()) - known
     for step in reversed(plan.steps):

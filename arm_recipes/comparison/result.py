@@ -10,10 +10,10 @@ from typing import Any
 from arm_backend_core.quantization.diagnostics.error_metrics import Gap
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import LayerAdvice, Weights
+from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
 
 #: Layers that the printed comparison has advice for, and those that it lists.
-WORST, _LISTED = 5, 16
+WORST_COUNT, _LISTED = 5, 16
 #: SQNR from which on there is nothing to better: that of float32 itself.
 _EXACT = 120.0
 #: How to have int16 where the advice says so.
@@ -86,7 +86,7 @@ class LayerGap:
     value_source: str
     gap: Gap
     own: OwnLoss | None = None
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[QuantizedConstant, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Comparison(Renderable):
         """The five layers that lose most by themselves, the worst first; between programs, those farthest apart."""
         own = [layer for layer in self.layers if layer.own is not None and not layer.own.sqnr >= _EXACT]
         if own:
-            return tuple(sorted(own, key=lambda layer: _rank(layer.own.sqnr) if layer.own else 0.0)[:WORST])
+            return tuple(sorted(own, key=lambda layer: _rank(layer.own.sqnr) if layer.own else 0.0)[:WORST_COUNT])
         found = [layer for layer in self.layers if not layer.gap.sqnr >= _EXACT]
-        return tuple(sorted(found, key=lambda layer: _rank(layer.gap.sqnr))[:WORST])
+        return tuple(sorted(found, key=lambda layer: _rank(layer.gap.sqnr))[:WORST_COUNT])
 
     def frame(self) -> Any:
         """A ``pandas.DataFrame`` with a line for each layer; a list of dicts where there is no pandas."""

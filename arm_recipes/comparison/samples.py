@@ -11,33 +11,33 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_recipes.comparison.accuracy import flat_labels
+from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
 from arm_recipes.samples.inputs import sample_list
 from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
 
 
 @dataclass(frozen=True)
-class Samples:
+class ComparisonSamples:
     """Samples of one method.
 
     Attributes:
-        given: as the user gave them.
+        originals: as the user gave them.
         samples: as the model takes them; ``inputs``: their tensors.
         labels: in a row.
-        wrapped: the last items may be repeated ones, which no label is for.
+        has_padding: the last items may be repeated ones, which no label is for.
     """
 
-    given: list[Any]
+    originals: list[Any]
     samples: list[Inputs]
     inputs: list[list[Tensor]]
     labels: Tensor | None
-    wrapped: bool
+    has_padding: bool
 
 
-def samples_of(
+def prepare_samples(
     pattern: Pattern, method: str, samples: Any, labels: Any, metric: Any, *, argument: str = "samples"
-) -> Samples:
+) -> ComparisonSamples:
     """Samples for what was captured with ``pattern``.
 
     Args:
@@ -64,10 +64,12 @@ def samples_of(
     for index, sample in enumerate(made):
         leaves = pattern.check(sample, f"{argument}[{index}]")
         inputs.append([x for x, kind in zip(leaves, pattern.leaves, strict=True) if isinstance(kind, Tensor)])
-    return Samples(given, made, inputs, None if labels is None else flat_labels(labels), is_loader)
+    return ComparisonSamples(given, made, inputs, None if labels is None else flatten_labels(labels), is_loader)
 
 
-def samples_of_program(expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any) -> Samples:
+def prepare_program_samples(
+    expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any
+) -> ComparisonSamples:
     """Samples for a saved program, which knows its inputs by their names and order alone.
 
     Raises:
@@ -88,7 +90,7 @@ def samples_of_program(expected: Sequence[Value], method: str, samples: Any, lab
         inputs.append(leaves)
     if isinstance(samples, DataLoader) and labels is None and metric is None:
         labels = _labels(given, len(expected))
-    return Samples(given, made, inputs, None if labels is None else flat_labels(labels), wrapped=False)
+    return ComparisonSamples(given, made, inputs, None if labels is None else flatten_labels(labels), has_padding=False)
 
 
 def _listed(method: str, samples: Any, argument: str) -> list[Any]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.comparison.worker_job import Runner, SampleResult, WorkItem
+    from arm_recipes.comparison.worker_job import SampleResult, SampleRunner, WorkItem
 
-_runners: dict[str, Runner] = {}
+_runners: dict[str, SampleRunner] = {}
 
 
 def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, SampleResult]:
@@ -24,8 +24,8 @@ def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, 
 
     with quiet():
         if key not in _runners:
-            from arm_recipes.comparison.worker_job import Runner
+            from arm_recipes.comparison.worker_job import SampleRunner
 
             _runners.clear()
-            _runners[key] = Runner(pickle.loads(job.tobytes()))
+            _runners[key] = SampleRunner(pickle.loads(job.tobytes()))
         return item.index, _runners[key](item)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import Losses, Sums
-from arm_recipes.comparison.intermediate_outputs import Taps, in_order
-from arm_recipes.comparison.interpreter_plan import Evaluation, Plan, Row
+from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
+from arm_recipes.comparison.interpreter_plan import ComparedTensor, InterpreterPlan, PlanInterpreter
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.signature import Value
@@ -34,17 +34,17 @@ class ProgramSpec:
     method: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    plan: Plan | None
-    taps: tuple[Taps, ...]
+    plan: InterpreterPlan | None
+    taps: tuple[DelegateTaps, ...]
 
     @property
-    def told(self) -> frozenset[str]:
+    def tapped_tensors(self) -> frozenset[str]:
         """Rows whose values delegates tell."""
-        return frozenset().union(*(tap.known for tap in self.taps))
+        return frozenset().union(*(tap.tapped_nodes for tap in self.taps))
 
 
 @dataclass(frozen=True)
-class Job:
+class ComparisonJob:
     """A comparison of ``program`` with ``reference``, a program too, or else with its own plan in floating point."""
 
     program: ProgramSpec
@@ -79,24 +79,24 @@ class SampleResult:
     """What one sample gave.
 
     Attributes:
-        right, given: outputs, as real numbers.
+        reference, program: outputs, as real numbers.
         sums: of each output that is a tensor, by its place.
         layers, losses: by the name of the row.
-        different: delegates whose results are not those of their TOSA graphs.
+        mismatched: delegates whose results are not those of their TOSA graphs.
     """
 
-    right: list[Any]
-    given: list[Any]
+    reference: list[Any]
+    program: list[Any]
     sums: dict[int, Sums] = field(default_factory=dict)
     layers: dict[str, Sums] = field(default_factory=dict)
     losses: dict[str, Losses] = field(default_factory=dict)
-    different: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
 
 
-class Runner:
+class SampleRunner:
     """A job under way; buffers go on from sample to sample."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ComparisonJob) -> None:
         self._program = _Running(job.program)
         self._reference = None if job.reference is None else _Running(job.reference)
 
@@ -104,30 +104,30 @@ class Runner:
         """One sample."""
         with _one_thread(), torch.no_grad():
             given = self._program.outputs(item.inputs)
-            beside = self._beside_model if self._reference is None else self._beside_program
+            beside = self._compare_with_model if self._reference is None else self._compare_with_program
             found = beside(item, given)
-        for index, (right, other) in enumerate(zip(found.right, found.given, strict=True)):
+        for index, (right, other) in enumerate(zip(found.reference, found.program, strict=True)):
             if isinstance(right, Tensor) and isinstance(other, Tensor) and right.shape == other.shape:
                 found.sums[index] = Sums.of(right, other)
         return found
 
-    def _beside_model(self, item: WorkItem, given: list[Any]) -> SampleResult:
+    def _compare_with_model(self, item: WorkItem, given: list[Any]) -> SampleResult:
         running, found = self._program, SampleResult([], given)
         if running.evaluation is None:
             assert item.expected is not None
-            found.right = item.expected
+            found.reference = item.expected
             return found
         known = running.known() if item.layers else None
         for row, values in running.evaluation.run(item.inputs, known, own=item.layers):
-            if not item.layers or values.given is None:
+            if not item.layers or values.program is None:
                 continue
-            found.layers[row.name] = Sums.of(values.right, values.given)
+            found.layers[row.name] = Sums.of(values.reference, values.program)
             if row.grid is not None and not row.is_data_movement:
-                found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
-        found.right, found.different = running.evaluation.outputs, running.different
+                found.losses[row.name] = Losses.of(values.reference, values.layer_output, row.grid)
+        found.reference, found.mismatched = running.evaluation.outputs, running.different
         return found
 
-    def _beside_program(self, item: WorkItem, given: list[Any]) -> SampleResult:
+    def _compare_with_program(self, item: WorkItem, given: list[Any]) -> SampleResult:
         assert self._reference is not None
         found = SampleResult(self._reference.outputs(item.inputs), given)
         if item.layers:
@@ -135,7 +135,7 @@ class Runner:
             for name in right.keys() & other.keys():
                 if right[name].shape == other[name].shape:
                     found.layers[name] = Sums.of(right[name], other[name])
-        found.different = tuple(dict.fromkeys(self._reference.different + self._program.different))
+        found.mismatched = tuple(dict.fromkeys(self._reference.different + self._program.different))
         return found
 
 
@@ -146,9 +146,9 @@ class _Running:
         self._side, self._program = side, load(side.data)
         self._executions: list[plugin.Execution] = []
         self.different: tuple[str, ...] = ()
-        self.evaluation: Evaluation | None = None
+        self.evaluation: PlanInterpreter | None = None
         if side.plan is not None:
-            self.evaluation = Evaluation(side.plan, side.told)
+            self.evaluation = PlanInterpreter(side.plan, side.tapped_tensors)
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[Any]:
         """What the program returns for inputs of the model, as real numbers."""
@@ -169,10 +169,10 @@ class _Running:
         """Values of the last run that delegates have inside."""
         plan = self._side.plan
         assert plan is not None
-        grids = {row.name: row.grid for row in plan.rows if row.grid is not None}
+        grids = {row.name: row.grid for row in plan.tensors if row.grid is not None}
         found: dict[str, Tensor] = {}
         different = []
-        for execution, tap in in_order(self._executions, self._side.taps):
+        for execution, tap in match_executions(self._executions, self._side.taps):
             values, equal = tap.read(execution, grids)
             found |= values
             if not equal:
@@ -185,21 +185,23 @@ class _Running:
         if self.evaluation is None:
             return {}
         rows = self.evaluation.run(inputs, self.known())
-        return {row.node: values.given for row, values in rows if values.given is not None}
+        return {row.node: values.program for row, values in rows if values.program is not None}
 
 
-def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dict[str, Sums]:
+def measure_layer_effects(
+    plan: InterpreterPlan, rows: Sequence[ComparedTensor], inputs: Sequence[Tensor]
+) -> dict[str, Sums]:
     """What a sample's first output is where one row alone is what the program's grid and weights make of right inputs.
 
     Returns:
         by the name of the row; none if there is no real output.
     """
     with _one_thread(), torch.no_grad():
-        evaluation, names = Evaluation(plan), {row.name for row in rows}
+        evaluation, names = PlanInterpreter(plan), {row.name for row in rows}
         rounded = {}
         for row, values in evaluation.run(inputs, own=True):
             if row.name in names and row.grid is not None:
-                rounded[row.name] = row.grid.rounded(values.right if values.unrounded is None else values.unrounded)
+                rounded[row.name] = row.grid.rounded(values.reference if values.layer_output is None else values.layer_output)
         right = evaluation.outputs
         place = next((i for i, x in enumerate(right) if _is_float(x)), None)
         found: dict[str, Sums] = {}

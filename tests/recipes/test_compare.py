@@ -24,7 +24,7 @@ from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavaila
 from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import worker
 from arm_recipes.comparison.compare import _side
-from arm_recipes.comparison.worker_job import Job, WorkItem
+from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import plugin
 from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
@@ -434,7 +434,7 @@ def test_on_a_dask_cluster() -> None:
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = small(INT8)
     side, _ = _side(result, result.report.methods[0], True)
-    job = np.frombuffer(pickle.dumps(Job(side, None)), np.uint8)
+    job = np.frombuffer(pickle.dumps(ComparisonJob(side, None)), np.uint8)
     read, loads = [], pickle.loads
 
     def counted(data: bytes) -> Any:

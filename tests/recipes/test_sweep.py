@@ -22,7 +22,7 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
 from arm_recipes.explore.sweep import result_store
-from arm_recipes.explore.sweep.configurations import Configuration, configurations
+from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import Figures, Row
 from tests.recipes.models import Small, Sorting, images, vectors
 
@@ -92,7 +92,7 @@ def test_defaults_are_all_that_vela_has() -> None:
 
 def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
     options = {"calibration_samples": None, "per_channel": True, "extra_flags": None, "config_ini": None}
-    return configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
+    return list_configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
 
 @pytest.mark.parametrize("index", range(8))
@@ -338,13 +338,13 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from arm_recipes.explore.sweep import compile
 
     compiled = []
-    work = compile.compile_units
+    work = compile.compile_delegates
 
     def counting(index: int, spec: Any, *rest: Any) -> Any:
         compiled.append(spec.accelerator)
         return work(index, spec, *rest)
 
-    monkeypatch.setattr("arm_recipes.explore.sweep.sweep.compile_units", counting)
+    monkeypatch.setattr("arm_recipes.explore.sweep.sweep.compile_delegates", counting)
     return compiled
 
 
@@ -509,14 +509,14 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _killed(folder: str) -> None:
     """A sweep that is killed as soon as it has kept three configurations."""
-    keep = result_store.ResultStore.keep
+    keep = result_store.ResultStore.save_figures
 
     def then_die(self: result_store.ResultStore, key: str, configuration: Configuration, figures: Figures) -> None:
         keep(self, key, configuration, figures)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result_store.ResultStore.keep = then_die  # type: ignore[method-assign]
+    result_store.ResultStore.save_figures = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), None, images(), cache_dir=folder, **EIGHT)
 

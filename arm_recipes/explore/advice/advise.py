@@ -10,8 +10,8 @@ import numpy as np
 
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.sweep.compile import Unit, compile_units, sum_figures
-from arm_recipes.explore.sweep.lowered import lowered, unit_of
+from arm_recipes.explore.sweep.compile import LoweredDelegate, compile_delegates, sum_figures
+from arm_recipes.explore.sweep.lowered import describe_delegate, lower_program
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import Figures
 
-_Units = tuple[Sequence[Unit], Sequence["np.ndarray[Any, Any]"]]
+_Units = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
 
 
 def advise(
@@ -56,7 +56,7 @@ def _advised(
     delegates: Sequence[Delegate],
     programs: Mapping[str, ExportedProgram],
 ) -> AdviceList:
-    from arm_recipes.explore.advice.channels import fewer_channels
+    from arm_recipes.explore.advice.channels import try_fewer_channels
 
     spec: Any = partitioner.compile_spec
     loops = partitioner.loops
@@ -65,9 +65,9 @@ def _advised(
         trial.options(options)
     for method, program in programs.items():
         trial.per_tensor_weights(program, f" of '{method}'" if len(programs) > 1 else "", alone=len(programs) == 1)
-    channels, notes = fewer_channels(recipe, spec, programs)
+    channels, notes = try_fewer_channels(recipe, spec, programs)
     tried = [*trial.tried, *channels]
-    better = sorted((item for item in tried if item.better), key=lambda item: item.then.cycles - item.now.cycles)
+    better = sorted((item for item in tried if item.is_better), key=lambda item: item.then.cycles - item.now.cycles)
     return AdviceList(tuple(better), len(tried), (*trial.notes, *notes))
 
 
@@ -101,7 +101,7 @@ class _Trial:
 
     def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
-        units = [unit_of(delegate) for delegate in delegates]
+        units = [describe_delegate(delegate) for delegate in delegates]
         self._units: _Units = units, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
         self._now = _cost(sum_figures([delegate.vela for delegate in delegates if delegate.vela is not None]))
         self.tried: list[Advice] = []
@@ -123,22 +123,22 @@ class _Trial:
 
     def per_tensor_weights(self, program: ExportedProgram, of: str, *, alone: bool) -> None:
         """One scale for all channels of each weight."""
-        from arm_recipes.explore.advice.weights import with_scales_per_tensor
+        from arm_recipes.explore.advice.weights import use_per_tensor_scales
 
-        changed = with_scales_per_tensor(program)
+        changed = use_per_tensor_scales(program)
         if changed is None:
             return
         if not alone:
             self.notes.append(f"per_channel=False{of}: the program has several methods, whose weights belong together")
             return
-        below = lowered(changed, self._spec.target, self._loops)
+        below = lower_program(changed, self._spec.target, self._loops)
         if isinstance(below, str):
             self.notes.append(f"per_channel=False: {below}")
             return
-        self._try("per_channel=False", self._spec, (below.units, below.arrays(self._spec)), "less accurate: compare")
+        self._try("per_channel=False", self._spec, (below.delegates, below.arrays(self._spec)), "less accurate: compare")
 
     def _try(self, change: str, spec: EthosUCompileSpec, units: _Units, note: str) -> None:
-        _, figures = compile_units(0, spec, units[0], *units[1])
+        _, figures = compile_delegates(0, spec, units[0], *units[1])
         if isinstance(figures, str):
             self.notes.append(f"{change}: {figures.partition(chr(10))[0]}")
         else:

@@ -49,7 +49,7 @@ class _Alone(nn.Module):
         return y if isinstance(self.layer, nn.Linear) else y.movedim(1, -1)
 
 
-def fewer_channels(
+def try_fewer_channels(
     recipe: ExportRecipe | None, spec: EthosUCompileSpec, programs: Mapping[str, ExportedProgram]
 ) -> tuple[list[Advice], list[str]]:
     """Layers with up to 4 channels more than a multiple of 16, each alone with these and without.

@@ -23,7 +23,7 @@ class Cost:
     flash_bytes: int
 
     @property
-    def elsewhere(self) -> int:
+    def dram_and_flash_bytes(self) -> int:
         """Bytes of DRAM and flash."""
         return self.dram_bytes + self.flash_bytes
 
@@ -47,7 +47,7 @@ class Advice:
     note: str = ""
 
     @property
-    def better(self) -> bool:
+    def is_better(self) -> bool:
         """Whether something that is noticed is won: half a percent of the cycles, or of the memory."""
         pairs = ((self.now.cycles, self.then.cycles), (self.now.sram_bytes, self.then.sram_bytes))
         return any(then < 0.995 * now for now, then in pairs)
@@ -89,7 +89,7 @@ def _row(item: Advice) -> tuple[str, ...]:
         _change(now.cycles, then.cycles),
         f"{format_bytes(now.sram_bytes)} to {format_bytes(then.sram_bytes)}",
         _change(now.sram_bytes, then.sram_bytes),
-        f"{format_bytes(now.elsewhere)} to {format_bytes(then.elsewhere)}",
+        f"{format_bytes(now.dram_and_flash_bytes)} to {format_bytes(then.dram_and_flash_bytes)}",
         item.module,
         item.note,
     )

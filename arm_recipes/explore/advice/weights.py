@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _Q = torch.ops.quantized_decomposed
 
 
-def with_scales_per_tensor(program: ExportedProgram) -> ExportedProgram | None:
+def use_per_tensor_scales(program: ExportedProgram) -> ExportedProgram | None:
     """The program with weights and biases rounded to the largest scale of their channels; None where it has none."""
     program = copied(program)
     simplify_call(program)

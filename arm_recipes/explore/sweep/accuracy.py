@@ -67,7 +67,7 @@ class AccuracyMeasurement:
         """
         outputs = self._outputs(program, configurations)
         if self._metric is None:
-            return sqnr(self._expected, outputs)
+            return compute_sqnr(self._expected, outputs)
         values = [float(self._metric(*pair)) for pair in zip(outputs, self._given, strict=True)]
         return sum(values) / len(values)
 
@@ -85,15 +85,15 @@ class AccuracyMeasurement:
             raise error
         key = _key(result.buffer, self._samples)
         specs = [pytree.tree_structure(expected) for expected in self._expected]
-        leaves = self._kept.outputs(key)
+        leaves = self._kept.load_outputs(key)
         if leaves is None:
             runs = (result.run(sample) for sample in self._marked(self._samples))
             leaves = [pytree.tree_leaves(output) for output in runs]
-            self._kept.keep_outputs(key, leaves)
+            self._kept.save_outputs(key, leaves)
         return [pytree.tree_unflatten(values, spec) for values, spec in zip(leaves, specs, strict=True)]
 
 
-def sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
+def compute_sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
     """Power of the signal over power of the error, in dB, over all numbers of all outputs."""
     signal = noise = 0.0
     for one, other in zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True):

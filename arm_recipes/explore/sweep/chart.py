@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arm_recipes.explore.sweep.rows import Row, value
+from arm_recipes.explore.sweep.rows import Row, column_value
 
 _TITLES = {
     "milliseconds": "time of an inference (ms)",
@@ -37,8 +37,8 @@ def plot_rows(
         raise ValueError("no configuration has figures, so there is nothing to draw; print the sweep for the errors")
     columns = [y] if isinstance(y, str) else list(y)
     for column in (x, *columns):
-        value(rows[0], column)
-    drawn = [column for column in columns if any(value(row, column) is not None for row in rows)]
+        column_value(rows[0], column)
+    drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
     if not drawn:
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
     figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
@@ -60,7 +60,7 @@ def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, 
     symbols = _symbols(rows)
     traces = []
     for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
-        points = [row for row in rows if (row.recipe, row.target) == group and value(row, y) is not None]
+        points = [row for row in rows if (row.recipe, row.target) == group and column_value(row, y) is not None]
         precision = group[0].rsplit("_", 1)[1]
         traces.append(
             {
@@ -68,8 +68,8 @@ def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, 
                 "mode": "markers",
                 "name": f"{group[1]}, {precision}",
                 "legendgroup": f"{group[1]}, {precision}",
-                "x": [value(row, x) for row in points],
-                "y": [value(row, y) for row in points],
+                "x": [column_value(row, x) for row in points],
+                "y": [column_value(row, y) for row in points],
                 "text": [_hover_text(metric, row) for row in points],
                 "hoverinfo": "text",
                 "marker": {
@@ -105,7 +105,7 @@ def _modes(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
     """Up to each time, the best there is."""
-    front = sorted((value(row, x), value(row, y)) for row in optimal if value(row, y) is not None)
+    front = sorted((column_value(row, x), column_value(row, y)) for row in optimal if column_value(row, y) is not None)
     return {
         "type": "scatter",
         "mode": "lines",

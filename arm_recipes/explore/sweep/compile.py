@@ -23,13 +23,13 @@ _FORM = 2
 
 
 @dataclass(frozen=True)
-class Unit:
+class LoweredDelegate:
     """A delegate that is lowered and not compiled.
 
     Attributes:
         name: the delegate's name.
         digest: of its flatbuffer in the usual forms, which travels beside this as an array: joblib shares and scatters
-            arrays. ``unchosen``: of its graph before forms are chosen, which is another.
+            arrays. ``graph_digest``: of its graph before forms are chosen, which is another.
         result_bytes: size of each result.
         sources: TOSA operator and source line of each operator, for errors.
         calls: how often one inference calls it.
@@ -37,13 +37,13 @@ class Unit:
 
     name: str
     digest: str
-    unchosen: str
+    graph_digest: str
     result_bytes: tuple[int, ...]
     sources: tuple[tuple[str, str], ...]
     calls: int = 1
 
 
-def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
+def cache_key(spec: EthosUCompileSpec, units: Sequence[LoweredDelegate]) -> str:
     """By what a configuration's figures are kept: graphs, Vela's options and ``.ini``, Vela's version.
 
     The TOSA graphs hold all of the model, its quantization and our own compiler that Vela sees, but for what chooses
@@ -56,12 +56,12 @@ def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     if spec.search_alternatives:
         from arm_recipes.pipeline.cache.key import sources
 
-        parts += [sources(), *(unit.unchosen for unit in units)]
+        parts += [sources(), *(unit.graph_digest for unit in units)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def compile_units(
-    index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *arrays: np.ndarray[Any, Any]
+def compile_delegates(
+    index: int, spec: EthosUCompileSpec, units: Sequence[LoweredDelegate], *arrays: np.ndarray[Any, Any]
 ) -> tuple[int, Figures | str]:
     """Compile the delegates of one configuration: its number with its figures, or with the error in words.
 
@@ -85,13 +85,13 @@ def compile_units(
         return index, str(error)
 
 
-def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Iterable[bytes]) -> Figures:
+def _compiled(spec: EthosUCompileSpec, units: Sequence[LoweredDelegate], flatbuffers: Iterable[bytes]) -> Figures:
     from arm_backend_core.alternatives.size_or_speed import compile_best
 
     found = []
     for unit, flatbuffer in zip(units, flatbuffers, strict=True):
 
-        def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
+        def locate(text: str, unit: LoweredDelegate = unit) -> tuple[str, str] | None:
             return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
 
         payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)

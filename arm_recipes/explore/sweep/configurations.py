@@ -55,7 +55,7 @@ class Configuration:
         return ExportRecipe.get_recipe(ArmRecipeType[self.recipe], **self.options, require_runnable=False)
 
 
-def recipe_names(recipes: Any) -> tuple[str, ...]:
+def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
     """Names of recipes that are given as members of ``ArmRecipeType`` or by name, in any case.
 
     Raises:
@@ -70,11 +70,11 @@ def recipe_names(recipes: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Configuration, ...]:
+def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Configuration, ...]:
     """Every possible combination.
 
     Args:
-        recipes: as ``recipe_names`` takes them; None stands for those for int8.
+        recipes: as ``resolve_recipe_names`` takes them; None stands for those for int8.
         varied: values of ``macs``, ``system_config`` and ``memory_mode``. None stands for all that there are, of system
             configurations for that of the recipe: they say what is around the NPU, and "all" stands for all.
         fixed: the other options of the recipes.
@@ -86,7 +86,7 @@ def configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, 
     from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
 
     given = {name: None if varied[name] is None else _listed(_ARGUMENTS[name], varied[name]) for name in _ARGUMENTS}
-    names = DEFAULT_RECIPES if recipes is None else recipe_names(recipes)
+    names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
         options.check(recipe, fixed)
         for name, values in given.items():

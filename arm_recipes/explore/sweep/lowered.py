@@ -20,7 +20,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes._internal.messages import ExportError
-from arm_recipes.explore.sweep.compile import Unit
+from arm_recipes.explore.sweep.compile import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.samples.sample import Inputs
@@ -30,15 +30,15 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Lowered:
+class LoweredProgram:
     """A program for one NPU, before Vela.
 
     Attributes:
-        units: its delegates; ``flatbuffers``: their TOSA graphs in the usual forms; ``graphs``: without forms.
+        delegates: its delegates; ``flatbuffers``: their TOSA graphs in the usual forms; ``graphs``: without forms.
         cpu_operators: how many operators no delegate takes.
     """
 
-    units: tuple[Unit, ...]
+    delegates: tuple[LoweredDelegate, ...]
     flatbuffers: tuple[Array, ...]
     graphs: tuple[Array, ...]
     cpu_operators: int
@@ -48,7 +48,7 @@ class Lowered:
         return (*self.flatbuffers, *self.graphs) if spec.search_alternatives else self.flatbuffers
 
 
-class Precision:
+class QuantizedProgram:
     """A program quantized to one precision.
 
     Args:
@@ -75,26 +75,26 @@ class Precision:
         )
         programs, simplified = pipeline.quantized()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
-        self._lowered: dict[Target, Lowered | str] = {}
+        self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
 
-    def lowered(self, target: Target) -> Lowered | str:
+    def lower(self, target: Target) -> LoweredProgram | str:
         """The program for an NPU, or why there is none."""
         if target not in self._lowered:
-            below = lowered(self._simplified, target)
-            if isinstance(below, Lowered):
-                flatbuffers = self._shared((unit.digest for unit in below.units), below.flatbuffers)
-                graphs = self._shared((unit.unchosen for unit in below.units), below.graphs)
+            below = lower_program(self._simplified, target)
+            if isinstance(below, LoweredProgram):
+                flatbuffers = self._deduplicate((unit.digest for unit in below.delegates), below.flatbuffers)
+                graphs = self._deduplicate((unit.graph_digest for unit in below.delegates), below.graphs)
                 below = replace(below, flatbuffers=flatbuffers, graphs=graphs)
             self._lowered[target] = below
         return self._lowered[target]
 
-    def _shared(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
+    def _deduplicate(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Those that were there before, where these are equal."""
         return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
-def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> Lowered | str:
+def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> LoweredProgram | str:
     """A quantized program, as lowering takes it, for an NPU; or why there is none.
 
     Args:
@@ -105,7 +105,7 @@ def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None 
         with events.record() as log:
             delegate((loops or LoopRolling()).looped(program, spec), spec)
         if len(spec.graphs) != len(log.delegates):  # a chunk of steps that is no delegate
-            return lowered(program, target, LoopRolling(None))
+            return lower_program(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)
     except Exception as error:  # a row tells it, and the others go on
@@ -117,15 +117,15 @@ def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None 
         tuple(np.frombuffer(data, np.uint8) for data in each)
         for each in ([record.tosa for record in log.delegates], spec.graphs)
     )
-    units = map(unit_of, log.delegates, spec.graphs)
-    return Lowered(tuple(units), flatbuffers, graphs, len(log.rejected))
+    units = map(describe_delegate, log.delegates, spec.graphs)
+    return LoweredProgram(tuple(units), flatbuffers, graphs, len(log.rejected))
 
 
-def unit_of(record: events.Delegate, graph: bytes = b"") -> Unit:
+def describe_delegate(record: events.Delegate, graph: bytes = b"") -> LoweredDelegate:
     """What a worker is told of a delegate, and of the graph to choose forms of, if it gets one."""
-    return Unit(
+    return LoweredDelegate(
         name=record.name,
-        unchosen=hashlib.sha256(graph).hexdigest(),
+        graph_digest=hashlib.sha256(graph).hexdigest(),
         digest=hashlib.sha256(record.tosa).hexdigest(),
         result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
         sources=tuple(

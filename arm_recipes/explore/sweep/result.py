@@ -8,7 +8,7 @@ from typing import Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.explore.sweep.chart import plot_rows
-from arm_recipes.explore.sweep.rows import Row, value
+from arm_recipes.explore.sweep.rows import Row, column_value
 
 #: What a front is of where nothing else is said: less is better, of the accuracy more.
 CRITERIA = ("milliseconds", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
@@ -88,7 +88,7 @@ def _costs(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
     """The less the better; an accuracy that was not measured is the worst."""
     costs = []
     for column in criteria:
-        found = value(row, column)
+        found = column_value(row, column)
         if column in _MORE_IS_BETTER:
             found = float("inf") if found is None else -found
         costs.append(float(found))

@@ -30,7 +30,7 @@ class ResultStore:
     def __init__(self, cache_dir: str | Path | None) -> None:
         self._folder = None if cache_dir is None else made_folder(cache_dir, "cache_dir")
 
-    def record(self, key: str) -> dict[str, Any] | None:
+    def load_record(self, key: str) -> dict[str, Any] | None:
         """What was kept under a key; None if there is nothing, or a file that is not of this form."""
         if self._folder is None:
             return None
@@ -40,19 +40,19 @@ class ResultStore:
             return None
         return found if isinstance(found, dict) else None
 
-    def keep_record(self, key: str, content: Mapping[str, Any]) -> None:
-        """Write what ``record`` gives."""
+    def save_record(self, key: str, content: Mapping[str, Any]) -> None:
+        """Write what ``load_record`` gives."""
         if self._folder is not None:
             write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
 
-    def figures(self, key: str) -> Figures | None:
+    def load_figures(self, key: str) -> Figures | None:
         """What was kept for a configuration; None if there is nothing, or a file that is not of this form."""
         try:
-            return Figures(**(self.record(key) or {})["figures"])
+            return Figures(**(self.load_record(key) or {})["figures"])
         except (TypeError, KeyError):
             return None
 
-    def keep(self, key: str, configuration: Configuration, figures: Figures) -> None:
+    def save_figures(self, key: str, configuration: Configuration, figures: Figures) -> None:
         """Write the figures; the configuration beside them is for people."""
         spec = configuration.spec
         content = {
@@ -62,9 +62,9 @@ class ResultStore:
             "memory_mode": spec.memory_mode,
             "figures": asdict(figures),
         }
-        self.keep_record(key, content)
+        self.save_record(key, content)
 
-    def outputs(self, key: str) -> list[list[Any]] | None:
+    def load_outputs(self, key: str) -> list[list[Any]] | None:
         """What a program gave, the tensors of each sample; None if nothing usable was kept."""
         import torch
 
@@ -76,7 +76,7 @@ class ResultStore:
             return None
         return found
 
-    def keep_outputs(self, key: str, outputs: list[list[Any]]) -> None:
+    def save_outputs(self, key: str, outputs: list[list[Any]]) -> None:
         """Write what a program gave."""
         import io
 

@@ -62,7 +62,7 @@ class Row:
         return {n: getattr(self, n) for n in names} | figures | {n: getattr(self, n) for n in rest}
 
 
-def value(row: Row, column: str) -> Any:
+def column_value(row: Row, column: str) -> Any:
     """A number of a row that has figures; None for an accuracy that was not measured.
 
     Raises:

@@ -13,9 +13,9 @@ from arm_recipes._internal.messages import ExportError, progress_bar, quiet, war
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
-from arm_recipes.explore.sweep.compile import compile_units, key
-from arm_recipes.explore.sweep.configurations import Configuration, configurations
-from arm_recipes.explore.sweep.lowered import METHOD, Lowered, Precision
+from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
+from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
+from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
@@ -96,11 +96,11 @@ def sweep(
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     check_order("sweep", "recipes", recipes, samples)
-    chosen = configurations(recipes, varied, fixed)
+    chosen = list_configurations(recipes, varied, fixed)
     kept = ResultStore(cache_dir)
     bar = _Bar(progress)
     with quiet():
-        program, given, examples, notes = captured(model, samples, "sweep")
+        program, given, examples, notes = capture_model(model, samples, "sweep")
         lowered, precisions = _lowered(program, examples, chosen)
         rate = AccuracyMeasurement(program, examples, given, metric, kept, bar.samples)
         accuracies, unknown = _accuracies(rate, chosen, lowered, precisions)
@@ -109,7 +109,7 @@ def sweep(
     return Sweep(tuple(rows), rate.name, (*notes, *unknown))
 
 
-def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
+def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
     """The model as a program, the samples as they were given and as it takes them, and notes."""
     models = inputs.models_by_method(model)
     if len(models) != 1:
@@ -136,32 +136,32 @@ def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, li
 
 def _lowered(
     program: ExportedProgram, samples: Sequence[Inputs], chosen: Sequence[Configuration]
-) -> tuple[list[Lowered | str], dict[str, Precision]]:
+) -> tuple[list[LoweredProgram | str], dict[str, QuantizedProgram]]:
     """For each configuration what Vela is given, or why there is nothing; the quantized programs by precision."""
-    precisions: dict[str, Precision | str] = {}
-    found: list[Lowered | str] = []
+    precisions: dict[str, QuantizedProgram | str] = {}
+    found: list[LoweredProgram | str] = []
     for configuration in chosen:
         name = configuration.precision
         if name not in precisions:
             try:
-                precisions[name] = Precision(program, samples, configuration.export_recipe())
+                precisions[name] = QuantizedProgram(program, samples, configuration.export_recipe())
             except (ArmBackendError, ExportError) as error:
                 precisions[name] = str(error)
         precision = precisions[name]
-        found.append(precision if isinstance(precision, str) else precision.lowered(configuration.spec.target))
-    return found, {name: made for name, made in precisions.items() if isinstance(made, Precision)}
+        found.append(precision if isinstance(precision, str) else precision.lower(configuration.spec.target))
+    return found, {name: made for name, made in precisions.items() if isinstance(made, QuantizedProgram)}
 
 
 def _accuracies(
     rate: AccuracyMeasurement,
     chosen: Sequence[Configuration],
-    lowered: Sequence[Lowered | str],
-    precisions: dict[str, Precision],
+    lowered: Sequence[LoweredProgram | str],
+    precisions: dict[str, QuantizedProgram],
 ) -> tuple[dict[_Behaviour, float], list[str]]:
     """The accuracy by precision and TOSA graphs, and a note for each that could not be measured."""
     groups: dict[_Behaviour, list[Configuration]] = {}
     for configuration, below in zip(chosen, lowered, strict=True):
-        if isinstance(below, Lowered):
+        if isinstance(below, LoweredProgram):
             groups.setdefault(_behaviour(configuration, below), []).append(configuration)
     found, notes = {}, []
     for group, members in groups.items():
@@ -173,12 +173,12 @@ def _accuracies(
     return found, notes
 
 
-def _behaviour(configuration: Configuration, lowered: Lowered) -> _Behaviour:
-    return configuration.precision, tuple(unit.digest for unit in lowered.units)
+def _behaviour(configuration: Configuration, lowered: LoweredProgram) -> _Behaviour:
+    return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
 
 
 def _compiled(
-    chosen: Sequence[Configuration], lowered: Sequence[Lowered | str], kept: ResultStore, bar: _Bar
+    chosen: Sequence[Configuration], lowered: Sequence[LoweredProgram | str], kept: ResultStore, bar: _Bar
 ) -> dict[int, Figures | str]:
     """Figures, or errors, by the configuration's number: those that were kept, and Vela's for the others."""
     found: dict[int, Figures | str] = {}
@@ -187,21 +187,24 @@ def _compiled(
     for index, (configuration, below) in enumerate(zip(chosen, lowered, strict=True)):
         if isinstance(below, str):
             continue
-        keys[index] = key(configuration.spec, below.units)
-        figures = kept.figures(keys[index])
+        keys[index] = cache_key(configuration.spec, below.delegates)
+        figures = kept.load_figures(keys[index])
         if figures is None:
-            tasks.append((index, configuration.spec, below.units, *below.arrays(configuration.spec)))
+            tasks.append((index, configuration.spec, below.delegates, *below.arrays(configuration.spec)))
         else:
             found[index] = figures
-    for index, made in bar.configurations(in_parallel(compile_units, tasks), len(tasks)):
+    for index, made in bar.configurations(in_parallel(compile_delegates, tasks), len(tasks)):
         found[index] = made
         if isinstance(made, Figures):
-            kept.keep(keys[index], chosen[index], made)
+            kept.save_figures(keys[index], chosen[index], made)
     return found
 
 
 def _row(
-    configuration: Configuration, below: Lowered | str, made: Figures | str | None, accuracies: dict[_Behaviour, float]
+    configuration: Configuration,
+    below: LoweredProgram | str,
+    made: Figures | str | None,
+    accuracies: dict[_Behaviour, float],
 ) -> Row:
     spec = configuration.spec
     return Row(
@@ -211,8 +214,8 @@ def _row(
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
         figures=made if isinstance(made, Figures) else None,
-        cpu_operators=below.cpu_operators if isinstance(below, Lowered) else None,
-        accuracy=accuracies.get(_behaviour(configuration, below)) if isinstance(below, Lowered) else None,
+        cpu_operators=below.cpu_operators if isinstance(below, LoweredProgram) else None,
+        accuracy=accuracies.get(_behaviour(configuration, below)) if isinstance(below, LoweredProgram) else None,
         error=below if isinstance(below, str) else made if isinstance(made, str) else None,
     )
 

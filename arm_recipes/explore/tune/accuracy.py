@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums, added, in_float64
-from arm_recipes.comparison.accuracy import by_metric
+from arm_recipes.comparison.accuracy import compute_metric
 from arm_recipes.samples.sample import Inputs
 
 Metric = Callable[[Any, Any], Any]
@@ -33,7 +33,7 @@ class Rating:
     metric: float
 
     @classmethod
-    def read(cls, record: Mapping[str, Any] | None) -> Rating | None:
+    def from_record(cls, record: Mapping[str, Any] | None) -> Rating | None:
         """What was kept; None if that is nothing, or of another form."""
         names = ("sqnr", "noise", "metric")
         found = [value for name in names if isinstance(value := (record or {}).get(name), float)]
@@ -46,7 +46,7 @@ class Evaluator:
     Args:
         program: the model, captured.
         samples: as the model takes them. ``given``: the same as the user gave them, which the metric gets.
-        metric: ``metric(outputs, sample)``, the higher the better; None for the SQNR.
+        metric_name: ``metric_name(outputs, sample)``, the higher the better; None for the SQNR.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Evaluator:
         self._expected = self._outputs(program)
 
     @property
-    def metric(self) -> str:
+    def metric_name(self) -> str:
         """What accuracy is."""
         return "SQNR in dB" if self._metric is None else str(getattr(self._metric, "__name__", "metric"))
 
     @property
-    def is_kept(self) -> bool:
+    def is_cacheable(self) -> bool:
         """Whether a rating says the same tomorrow: a metric of the user's may have changed by then."""
         return self._metric is None
 
-    def floating(self) -> float | None:
+    def float_metric(self) -> float | None:
         """The metric of the model in floating point; None for the SQNR, which is infinite."""
         return None if self._metric is None else self._mean(self._expected)
 
     def rate(self, program: ExportedProgram) -> Rating:
         """How right a quantized program is, in PyTorch: the program on the target differs by roundings."""
-        return self.rated(self._outputs(program))
+        return self.rate_outputs(self._outputs(program))
 
-    def rated(self, outputs: Sequence[Any]) -> Rating:
+    def rate_outputs(self, outputs: Sequence[Any]) -> Rating:
         """Outputs for the samples, compared with the model's."""
         pairs = zip(pytree.tree_leaves(self._expected), pytree.tree_leaves(list(outputs)), strict=True)
         sums = added(
@@ -92,4 +92,4 @@ class Evaluator:
 
     def _mean(self, outputs: Sequence[Any]) -> float:
         assert self._metric is not None
-        return by_metric(self._metric, outputs, outputs, self._given).program
+        return compute_metric(self._metric, outputs, outputs, self._given).program

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arm_recipes.explore.tune.cost import Price
+from arm_recipes.explore.tune.cost import ProgramCost
 
 if TYPE_CHECKING:
     pass
@@ -24,7 +24,7 @@ class Candidate:
     """
 
     precisions: dict[str, str]
-    price: Price
+    price: ProgramCost
     sqnr: float
     accuracy: float
     search_accuracy: float

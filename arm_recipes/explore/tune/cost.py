@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from arm_recipes.explore.sweep.rows import Figures
 
 #: What a budget can be of.
-PRICES = ("cycles", "sram", "flash", "traffic")
+COST_KINDS = ("cycles", "sram", "flash", "traffic")
 
 
 @dataclass(frozen=True)
-class Price:
+class ProgramCost:
     """Of one inference.
 
     Attributes:
@@ -35,28 +35,30 @@ class Price:
     cpu_operators: int
 
     @property
-    def main(self) -> str:
+    def time_kind(self) -> str:
         """What stands for time."""
         return "traffic" if self.cycles is None else "cycles"
 
     @property
-    def known(self) -> tuple[str, ...]:
+    def available(self) -> tuple[str, ...]:
         """Prices that this target has."""
-        return tuple(name for name in PRICES if self.get(name) is not None)
+        return tuple(name for name in COST_KINDS if self.get(name) is not None)
 
     def get(self, name: str) -> int | None:
-        """One of ``PRICES``; None where it is not known."""
+        """One of ``COST_KINDS``; None where it is not known."""
         found: int | None = getattr(self, name)
         return found
 
-    def of(self, name: str) -> int:
-        """One of ``PRICES`` that is known."""
+    def value(self, name: str) -> int:
+        """One of ``COST_KINDS`` that is known."""
         found = self.get(name)
         assert found is not None, name
         return found
 
 
-def price(figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int) -> Price:
+def estimate_cost(
+    figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int
+) -> ProgramCost:
     """What Vela says of a program, or else its TOSA graphs."""
     traffic = constants = 0
     for flatbuffer in flatbuffers:
@@ -66,5 +68,5 @@ def price(figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], 
             traffic += sum(graph.bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
         constants += sum(count for name, count in graph.bytes.items() if name not in made)
     if figures is None:
-        return Price(None, None, constants, traffic, cpu_operators)
-    return Price(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)
+        return ProgramCost(None, None, constants, traffic, cpu_operators)
+    return ProgramCost(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)

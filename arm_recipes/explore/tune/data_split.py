@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from arm_recipes.comparison.samples import samples_of
+from arm_recipes.comparison.samples import prepare_samples
 from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.tune.accuracy import Evaluator, Metric
 from arm_recipes.recipe.recipe import ArmRecipe
@@ -49,7 +49,7 @@ class DataSplit:
         ]
 
 
-def divide(
+def split_samples(
     program: ExportedProgram,
     recipe: ArmRecipe,
     examples: Sequence[Inputs],
@@ -77,9 +77,9 @@ def divide(
     calibration = list(examples[::2] if source is None else Calibration(source)())
     others, as_given = examples[rest], given[rest]
     if held_out is not None:
-        held = samples_of(Pattern.of_program(program), METHOD, held_out, None, metric, argument="held_out")
+        held = prepare_samples(Pattern.of_program(program), METHOD, held_out, None, metric, argument="held_out")
         choosing = Evaluator(program, others, as_given, metric)
-        return DataSplit(calibration, choosing, Evaluator(program, held.samples, held.given, metric))
+        return DataSplit(calibration, choosing, Evaluator(program, held.samples, held.originals, metric))
     choosing = Evaluator(program, others[::2], as_given[::2], metric)
     judging = Evaluator(program, others[1::2], as_given[1::2], metric) if len(others) > 1 else choosing
     return DataSplit(calibration, choosing, judging)

@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes._internal.parallel import in_parallel
-from arm_recipes.explore.sweep.compile import Unit, compile_units, key
-from arm_recipes.explore.sweep.lowered import Lowered, Precision
+from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
+from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import Figures
 from arm_recipes.explore.tune.accuracy import Evaluator, Rating
-from arm_recipes.explore.tune.cost import Price, price
-from arm_recipes.explore.tune.regions import PrecisionPlan, told
+from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
+from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -33,87 +33,87 @@ if TYPE_CHECKING:
     from arm_recipes.samples.sample import Inputs
 
 
-class Trial:
+class PlanEvaluator:
     """Everything that plans of one model and recipe are tried with.
 
     Args:
         program: the model, captured.
         recipe: whose precisions are replaced.
-        everywhere: the precision that it gives.
-        division: samples that calibrate, that choose and that judge.
+        default_precision: the precision that it gives.
+        split: samples that calibrate, that choose and that judge.
         kept: where ratings and figures are kept.
     """
 
     def __init__(
         self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: DataSplit, kept: ResultStore
     ) -> None:
-        self.program, self.recipe, self.everywhere, self.division = program, recipe, everywhere, division
-        self._kept = kept
+        self.program, self.recipe, self.default_precision, self.split = program, recipe, everywhere, division
+        self._store = kept
         self._content = _digest(program, recipe, division.calibration)
         panels = (division.search, division.test)
-        self._by = {panel: _samples_digest(panel.samples) for panel in panels}
+        self._samples_digests = {panel: _samples_digest(panel.samples) for panel in panels}
         self._ratings: dict[str, Rating] = {}
-        self._prices: dict[str, Price | str] = {}
-        self._last: tuple[PrecisionPlan, Precision] | None = None
+        self._costs: dict[str, ProgramCost | str] = {}
+        self._last: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
-    def planned(self, plan: Mapping[str, str]) -> ArmRecipe:
+    def with_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
         """The recipe with a plan."""
-        return self.recipe.with_options(precisions=told(plan, self.everywhere))
+        return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
-    def rate(self, plan: PrecisionPlan) -> Rating:
+    def rate_on_search(self, plan: PrecisionPlan) -> Rating:
         """How right the quantized program is by the samples that choose.
 
         Raises:
             ExportError, ArmBackendError: it cannot be quantized so.
         """
-        return self._rated(plan, self.division.search)
+        return self._rate(plan, self.split.search)
 
-    def judge(self, plan: PrecisionPlan) -> Rating:
-        """How right it is by the samples that judge; raises as ``rate``."""
-        return self._rated(plan, self.division.test)
+    def rate_on_test(self, plan: PrecisionPlan) -> Rating:
+        """How right it is by the samples that judge; raises as ``rate_on_search``."""
+        return self._rate(plan, self.split.test)
 
-    def _rated(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
-        name = self._key(plan, self._by[panel])
+    def _rate(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
+        name = self._key(plan, self._samples_digests[panel])
         if name not in self._ratings:
-            found = Rating.read(self._kept.record(name)) if panel.is_kept else None
+            found = Rating.from_record(self._store.load_record(name)) if panel.is_cacheable else None
             if found is None:
                 found = panel.rate(self._quantized(plan).program)
-                self._kept.keep_record(name, vars(found))
+                self._store.save_record(name, vars(found))
             self._ratings[name] = found
         return self._ratings[name]
 
-    def price(self, plans: Iterable[PrecisionPlan]) -> list[Price | str]:
+    def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
         """What each plan's program costs, or why there is none; Vela compiles several at once."""
         given = list(plans)
         names = [self._key(plan) for plan in given]
         wanted = dict(zip(names, given, strict=True))
-        waiting: dict[str, Lowered] = {}
+        waiting: dict[str, LoweredProgram] = {}
         tasks = []
         for name in wanted:
-            if name in self._prices:
+            if name in self._costs:
                 continue
             with _quietly():
                 below = self._lowered(wanted[name])
             if isinstance(below, str):
-                self._prices[name] = below
+                self._costs[name] = below
             elif self._spec is None:
-                self._prices[name] = price(None, below.flatbuffers, below.cpu_operators)
+                self._costs[name] = estimate_cost(None, below.flatbuffers, below.cpu_operators)
             else:
                 waiting[name] = below
-                kept = self._kept.figures(key(self._spec, below.units))
+                kept = self._store.load_figures(cache_key(self._spec, below.delegates))
                 if kept is None:
-                    tasks.append((len(waiting) - 1, self._spec, below.units, *below.arrays(self._spec)))
+                    tasks.append((len(waiting) - 1, self._spec, below.delegates, *below.arrays(self._spec)))
                 else:
-                    self._prices[name] = price(kept, below.flatbuffers, below.cpu_operators)
+                    self._costs[name] = estimate_cost(kept, below.flatbuffers, below.cpu_operators)
         order = list(waiting)
         for index, made in _compiled(tasks):
             below = waiting[order[index]]
             if isinstance(made, Figures):
-                self._kept.keep_record(key(self._spec, below.units), {"figures": vars(made)})
-                self._prices[order[index]] = price(made, below.flatbuffers, below.cpu_operators)
+                self._store.save_record(cache_key(self._spec, below.delegates), {"figures": vars(made)})
+                self._costs[order[index]] = estimate_cost(made, below.flatbuffers, below.cpu_operators)
             else:
-                self._prices[order[index]] = made
-        return [self._prices[name] for name in names]
+                self._costs[order[index]] = made
+        return [self._costs[name] for name in names]
 
     @property
     def _spec(self) -> Any:
@@ -130,20 +130,20 @@ class Trial:
         partitioners: Any = lowering.partitioners
         return partitioners[0].compile_spec
 
-    def _lowered(self, plan: PrecisionPlan) -> Lowered | str:
+    def _lowered(self, plan: PrecisionPlan) -> LoweredProgram | str:
         try:
-            return self._quantized(plan).lowered(self._any_spec.target)
+            return self._quantized(plan).lower(self._any_spec.target)
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
-    def _quantized(self, plan: PrecisionPlan) -> Precision:
+    def _quantized(self, plan: PrecisionPlan) -> QuantizedProgram:
         """What is asked for twice in a row, to be compiled and to be run, is made once."""
         if self._last is None or self._last[0] != plan:
             with _quietly():
                 recipe: ExportRecipe = self.recipe.with_options(
-                    precisions=told(plan, self.everywhere), calibration_samples=None, require_runnable=False
+                    precisions=minimal_settings(plan, self.default_precision), calibration_samples=None, require_runnable=False
                 )
-                self._last = dict(plan), Precision(self.program, self.division.calibration, recipe)
+                self._last = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
         return self._last[1]
 
     def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
@@ -151,13 +151,13 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _compiled(tasks: Sequence[tuple[int, Any, Sequence[Unit], Any]]) -> Iterator[tuple[int, Figures | str]]:
+def _compiled(tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]]) -> Iterator[tuple[int, Figures | str]]:
     """One by one in this process, as joblib's processes are dearer than a graph, or all in parallel."""
     if len(tasks) > 1:
-        yield from in_parallel(compile_units, tasks)
+        yield from in_parallel(compile_delegates, tasks)
         return
     for task in tasks:
-        yield compile_units(*task)
+        yield compile_delegates(*task)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arm_recipes._internal.rendering import format_bytes
-from arm_recipes.explore.tune.cost import PRICES, Price
+from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
 #: What a program may cost, relative to the recipe's own, where nothing is said.
@@ -20,46 +20,46 @@ class Limit:
     """The most that a program may cost.
 
     Attributes:
-        price: which, of ``PRICES``.
+        kind: which, of ``COST_KINDS``.
         most: cycles or bytes.
     """
 
-    price: str
+    kind: str
     most: float
 
     def __str__(self) -> str:
-        most = f"{self.most:,.0f}" if self.price == "cycles" else format_bytes(int(self.most))
-        return f"{self.price} at most {most}"
+        most = f"{self.most:,.0f}" if self.kind == "cycles" else format_bytes(int(self.most))
+        return f"{self.kind} at most {most}"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is looked for: the most exact program within the limits; with ``least``, the cheapest that is so exact.
+    """What is looked for: the most exact program within the limits; with ``min_accuracy``, the cheapest that is so exact.
 
     Attributes:
         limits: none where accuracy alone is asked for.
-        least: accuracy that is asked for, by the metric.
+        min_accuracy: accuracy that is asked for, by the metric.
         metric: its name.
     """
 
     limits: tuple[Limit, ...]
-    least: float | None
+    min_accuracy: float | None
     metric: str
 
-    def affordable(self, price: Price) -> bool:
+    def is_within_limits(self, price: ProgramCost) -> bool:
         """Whether no limit is exceeded."""
-        return all(price.of(limit.price) <= limit.most for limit in self.limits)
+        return all(price.value(limit.kind) <= limit.most for limit in self.limits)
 
-    def exact(self, accuracy: float) -> bool:
+    def is_accurate_enough(self, accuracy: float) -> bool:
         """Whether the accuracy is what was asked for."""
-        return self.least is None or accuracy >= self.least
+        return self.min_accuracy is None or accuracy >= self.min_accuracy
 
     def __str__(self) -> str:
-        wanted = [] if self.least is None else [f"{self.metric} at least {self.least:.4g}"]
+        wanted = [] if self.min_accuracy is None else [f"{self.metric} at least {self.min_accuracy:.4g}"]
         return ", ".join([*wanted, *map(str, self.limits)])
 
 
-def check(budget: Any, at_least: Any, within: Any) -> None:
+def check_goal(budget: Any, at_least: Any, within: Any) -> None:
     """Find arguments that are no goal, before anything is compiled.
 
     Raises:
@@ -69,8 +69,8 @@ def check(budget: Any, at_least: Any, within: Any) -> None:
         if not isinstance(budget, Mapping) or not budget:
             raise ValueError(f"budget: {budget!r} is no dict with limits, such as {{'cycles': 1.1}}")
         for name, value in budget.items():
-            if name not in PRICES:
-                raise ValueError(f"budget: there is no price {name!r} (allowed: {', '.join(PRICES)})")
+            if name not in COST_KINDS:
+                raise ValueError(f"budget: there is no price {name!r} (allowed: {', '.join(COST_KINDS)})")
             _most(name, value, None)
     for argument, value in (("min_metric", at_least), ("max_drop", within)):
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -80,12 +80,12 @@ def check(budget: Any, at_least: Any, within: Any) -> None:
         raise ValueError("min_metric and max_drop: give one of them")
 
 
-def goal(
+def make_goal(
     budget: Mapping[str, Any] | None,
     at_least: float | None,
     within: float | None,
     *,
-    base: Price,
+    base: ProgramCost,
     floating: float | None,
     metric: str,
 ) -> Goal:
@@ -100,17 +100,17 @@ def goal(
     """
     given = budget
     if given is None:
-        given = {} if at_least is not None or within is not None else {base.main: _USUAL}
+        given = {} if at_least is not None or within is not None else {base.time_kind: _USUAL}
     for name in given:
         if base.get(name) is None:
             raise ValueError(
-                f"budget: {name!r} is estimated for Ethos-U alone; this target has: {', '.join(base.known)}"
+                f"budget: {name!r} is estimated for Ethos-U alone; this target has: {', '.join(base.available)}"
             )
     if within is not None:
         if floating is None:
             raise ValueError("max_drop: the SQNR of the model in floating point is infinite; give min_metric")
         at_least = floating - within
-    limits = tuple(Limit(name, _most(name, value, base.of(name))) for name, value in given.items())
+    limits = tuple(Limit(name, _most(name, value, base.value(name))) for name, value in given.items())
     return Goal(limits, at_least, metric)
 
 

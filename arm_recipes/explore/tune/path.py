@@ -19,12 +19,12 @@ class Choice:
 
     Attributes:
         noise: that the output gets from the region.
-        price: beyond that of the precision that the recipe has.
+        extra_cost: beyond that of the precision that the recipe has.
     """
 
     precision: str
     noise: float
-    price: float
+    extra_cost: float
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Step:
 
     region: Region
     choice: Choice
-    gained: float
-    paid: float
+    noise_reduction: float
+    extra_cost: float
 
 
-def hull(choices: Sequence[Choice]) -> list[Choice]:
+def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
     """Choices that are best at some exchange rate, from the cheapest to the most exact."""
     kept: list[Choice] = []
-    for choice in sorted(choices, key=lambda c: (c.price, c.noise)):
+    for choice in sorted(choices, key=lambda c: (c.extra_cost, c.noise)):
         if kept and choice.noise >= kept[-1].noise:
             continue
         while len(kept) > 1 and _rate(kept[-2], choice) >= _rate(kept[-2], kept[-1]):
@@ -51,14 +51,14 @@ def hull(choices: Sequence[Choice]) -> list[Choice]:
 
 def _rate(one: Choice, other: Choice) -> float:
     """Error that is saved for what it costs."""
-    return (one.noise - other.noise) / max(other.price - one.price, 1e-9)
+    return (one.noise - other.noise) / max(other.extra_cost - one.extra_cost, 1e-9)
 
 
-def steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choice], list[Step]]:
+def hull_steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choice], list[Step]]:
     """The cheapest choice of each region, and steps from there: what gains most for its price comes first."""
-    hulls = {region: hull(found) for region, found in choices.items()}
+    hulls = {region: lower_hull(found) for region, found in choices.items()}
     found = [
-        (_rate(before, after), Step(region, after, before.noise - after.noise, after.price - before.price))
+        (_rate(before, after), Step(region, after, before.noise - after.noise, after.extra_cost - before.extra_cost))
         for region, line in hulls.items()
         for before, after in pairwise(line)
     ]
@@ -66,7 +66,7 @@ def steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choi
     return {region: line[0] for region, line in hulls.items()}, [step for _, step in found]
 
 
-def fitting(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
+def select_affordable(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
     """Steps that cost no more than ``room`` together, those first that gain most for their price.
 
     Of one region the later steps follow the earlier ones.
@@ -77,15 +77,17 @@ def fitting(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
     found: list[Step] = []
     left_out: set[Region] = set()
     for step in rest:
-        if step.region not in left_out and step.paid <= room:
+        if step.region not in left_out and step.extra_cost <= room:
             found.append(step)
-            room -= step.paid
+            room -= step.extra_cost
         else:
             left_out.add(step.region)
     return found[: max(1, round(part * len(found)))]
 
 
-def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]) -> list[PrecisionPlan]:
+def cumulative_plans(
+    base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]
+) -> list[PrecisionPlan]:
     """The plan that is cheapest, and those after each step."""
     plan = dict(base)
     for region, choice in start.items():
@@ -97,7 +99,7 @@ def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequen
     return found
 
 
-def spread(prices: Sequence[float], count: int) -> list[int]:
+def pick_evenly_spaced(prices: Sequence[float], count: int) -> list[int]:
     """Numbers of at most ``count`` plans, first and last among them, whose prices are as far apart as can be."""
     low, high = prices[0], prices[-1]
     wanted = [low + (high - low) * i / max(count - 1, 1) for i in range(count)]

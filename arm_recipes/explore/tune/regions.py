@@ -29,7 +29,7 @@ class Region:
     parts: tuple[Region, ...] = field(default=(), compare=False, repr=False)
 
 
-def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
+def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
     """Modules with operators that read quantized tensors, in the order in which they run; "" is the model itself."""
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find
@@ -51,7 +51,7 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     return tuple(found)
 
 
-def tree(modules: Iterable[str], name: str = "") -> Region:
+def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
     """All modules as one region, that can be divided along the names: ``layers.0`` from ``layers.1`` and so on."""
     members = tuple(modules)
     below: dict[str, list[str]] = {}
@@ -61,13 +61,13 @@ def tree(modules: Iterable[str], name: str = "") -> Region:
     if len(members) == 1:
         return Region(members[0], members)
     if len(below) == 1:
-        return tree(members, next(iter(below)))
+        return build_region_tree(members, next(iter(below)))
     own = {name: Region(name, (name,))} if name in below else {}
-    parts = tuple(own.get(key) or tree(inner, key) for key, inner in below.items())
+    parts = tuple(own.get(key) or build_region_tree(inner, key) for key, inner in below.items())
     return Region(name, members, parts)
 
 
-def divided(whole: Region, noise_of: Callable[[Region], float], *, share: float, most: int) -> dict[Region, float]:
+def subdivide(whole: Region, noise_of: Callable[[Region], float], *, share: float, most: int) -> dict[Region, float]:
     """Regions that each make at most ``share`` of the error, or are single modules; and the error of each.
 
     Args:
@@ -91,7 +91,7 @@ def with_region(plan: Mapping[str, str], region: Region, precision: str) -> Prec
     return {**plan, **dict.fromkeys(region.modules, precision)}
 
 
-def told(plan: Mapping[str, str], everywhere: str) -> PrecisionPlan:
+def minimal_settings(plan: Mapping[str, str], everywhere: str) -> PrecisionPlan:
     """The fewest settings that give every module its precision; a module's setting holds for all in it.
 
     Args:

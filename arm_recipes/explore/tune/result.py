@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.explore.tune.candidate import Candidate
 from arm_recipes.explore.tune.chart import plot_candidates
-from arm_recipes.explore.tune.cost import Price
+from arm_recipes.explore.tune.cost import ProgramCost
 
 if TYPE_CHECKING:
     from arm_recipes.recipe.recipe import ArmRecipe
@@ -103,13 +103,13 @@ class Tuned(Renderable):
         rows: list[tuple[str, ...]] = [
             ("goal", self.goal + ("" if self.reached else ": not reached")),
             (self.metric, f"{self.chosen.accuracy:.4g}, {self.base.accuracy:.4g} with {self.recipe.type_name} alone"),
-            (self.chosen.price.main, f"{_time(self.chosen.price):,}, {relative:.3f} of {self.recipe.type_name}"),
+            (self.chosen.price.time_kind, f"{_time(self.chosen.price):,}, {relative:.3f} of {self.recipe.type_name}"),
         ]
         rows.append(("samples", ", ".join(f"{count} {did}" for did, count in self.samples.items())))
         if self.verified is not None:
             rows.append(("verified", f"{self.verified:.4g}: the program as it runs"))
         yield "Tuned", rows
-        head = ("", self.base.price.main, "relative", "SRAM", "flash", self.metric, "in the search", "precisions")
+        head = ("", self.base.price.time_kind, "relative", "SRAM", "flash", self.metric, "in the search", "precisions")
         front = set(map(id, self.frontier))
         marks = {id(candidate): "*" for candidate in self.candidates if id(candidate) in front}
         marks[id(self.chosen)] = "chosen"
@@ -122,8 +122,8 @@ class Tuned(Renderable):
             yield "Notes", [(note,) for note in self.notes]
 
 
-def _time(price: Price) -> int:
-    return price.of(price.main)
+def _time(price: ProgramCost) -> int:
+    return price.value(price.time_kind)
 
 
 def _cells(candidate: Candidate, base: Candidate, mark: str) -> tuple[str, ...]:

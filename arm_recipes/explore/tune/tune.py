@@ -22,14 +22,21 @@ from arm_recipes._internal.messages import ExportError, progress_bar, quiet
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
 from arm_recipes.explore.sweep.result_store import ResultStore
-from arm_recipes.explore.sweep.sweep import captured
+from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.accuracy import Metric
 from arm_recipes.explore.tune.candidate import Candidate
-from arm_recipes.explore.tune.cost import Price
-from arm_recipes.explore.tune.data_split import divide
-from arm_recipes.explore.tune.evaluator import Trial
-from arm_recipes.explore.tune.regions import PrecisionPlan, Region, computing_modules, divided, tree, with_region
+from arm_recipes.explore.tune.cost import ProgramCost
+from arm_recipes.explore.tune.data_split import split_samples
+from arm_recipes.explore.tune.evaluator import PlanEvaluator
+from arm_recipes.explore.tune.regions import (
+    PrecisionPlan,
+    Region,
+    build_region_tree,
+    quantized_modules,
+    subdivide,
+    with_region,
+)
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
 from arm_recipes.recipe import precisions as names
 from arm_recipes.recipe.recipe import ArmRecipe
@@ -94,7 +101,7 @@ def tune(
     """
     check_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
-    goals.check(budget, min_metric, max_drop)
+    goals.check_goal(budget, min_metric, max_drop)
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     if max_drop is not None and metric is None:
@@ -102,9 +109,9 @@ def tune(
     choices = _choices(recipe, candidate_precisions, budget)
     kept = ResultStore(cache_dir)
     with quiet():
-        program, given, examples, notes = captured(model, samples, "tune")
-        division = divide(program, recipe, examples, given, test_samples, metric)
-        trial = Trial(program, recipe, choices[0], division, kept)
+        program, given, examples, notes = capture_model(model, samples, "tune")
+        division = split_samples(program, recipe, examples, given, test_samples, metric)
+        trial = PlanEvaluator(program, recipe, choices[0], division, kept)
         search = _Search(trial, choices, budget, min_metric, max_drop, progress)
         return search.run([*notes, *division.notes])
 
@@ -143,40 +150,40 @@ class _Search:
 
     def __init__(
         self,
-        trial: Trial,
+        trial: PlanEvaluator,
         choices: Sequence[str],
         budget: Mapping[str, Any] | None,
         at_least: float | None,
         within: float | None,
         progress: bool,
     ) -> None:
-        self._trial, self._choices, self._shown = trial, choices, progress
-        modules = computing_modules(trial.program, trial.recipe)
+        self._evaluator, self._choices, self._shows_progress = trial, choices, progress
+        modules = quantized_modules(trial.program, trial.recipe)
         if not modules:
             raise ValueError("model: nothing of it is quantized, so there is nothing to choose")
-        self._own = choices[0]
+        self._base_precision = choices[0]
         self._finest = min(choices, key=names.NAMES.index)
-        self._whole = tree(modules)
-        self._base: PrecisionPlan = dict.fromkeys(modules, self._own)
+        self._root = build_region_tree(modules)
+        self._base_plan: PrecisionPlan = dict.fromkeys(modules, self._base_precision)
         self._candidates: dict[tuple[tuple[str, str], ...], Candidate] = {}
-        base = self._made(self._base)
+        base = self._evaluate(self._base_plan)
         if isinstance(base, str):
             raise ExportError(f"the program of {trial.recipe.type_name} cannot be made: {base}")
-        self._start = base
-        division = trial.division
-        self._goal, self._judged = (
-            goals.goal(budget, at_least, within, base=base.price, floating=panel.floating(), metric=panel.metric)
+        self._base_candidate = base
+        division = trial.split
+        self._goal, self._test_goal = (
+            goals.make_goal(budget, at_least, within, base=base.price, floating=panel.float_metric(), metric=panel.metric_name)
             for panel in (division.search, division.test)
         )
         # What is saved in flash is looked for where flash is all that is limited.
-        only = {limit.price for limit in self._goal.limits}
-        self._currency = only.pop() if len(only) == 1 and only <= {"flash"} else base.price.main
+        only = {limit.kind for limit in self._goal.limits}
+        self._cost_kind = only.pop() if len(only) == 1 and only <= {"flash"} else base.price.time_kind
 
     def run(self, notes: Sequence[str]) -> Tuned:
         """Find the program, export it and run it."""
-        shares, errors = self._errors()
-        alone = self._prices(errors)
-        least = alone | {place: min(alone[place], paid) for place, paid in self._in_company(alone, errors).items()}
+        shares, errors = self._measure_regions()
+        alone = self._cost_regions(errors)
+        least = alone | {place: min(alone[place], paid) for place, paid in self._costs_among_finest(alone, errors).items()}
         for prices in (alone, least) if least != alone else (alone,):
             found = {
                 region: [
@@ -186,126 +193,128 @@ class _Search:
                 ]
                 for region in shares
             }
-            start, steps = path.steps(found)
-            self._along(path.plans(self._base, start, steps), start, steps)
-        chosen = self._best()
+            start, steps = path.hull_steps(found)
+            self._search_path(path.cumulative_plans(self._base_plan, start, steps), start, steps)
+        chosen = self._select_best()
         plan = self._plan_of(chosen)
-        return self._told(chosen, plan, shares, errors, least, list(notes))
+        return self._build_result(chosen, plan, shares, errors, least, list(notes))
 
     # -- what regions do, each by itself -------------------------------------------------------------------------
 
-    def _errors(self) -> tuple[list[Region], dict[tuple[Region, str], float]]:
+    def _measure_regions(self) -> tuple[list[Region], dict[tuple[Region, str], float]]:
         """Regions, and the error of the output that each makes at each precision."""
-        exact: PrecisionPlan = dict.fromkeys(self._base, self._finest)
-        least = self._trial.rate(exact).noise
+        exact: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
+        least = self._evaluator.rate_on_search(exact).noise
         coarsest = max(self._choices, key=names.NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
                 return 0.0
-            return max(self._trial.rate(with_region(exact, region, precision)).noise - least, 0.0)
+            return max(self._evaluator.rate_on_search(with_region(exact, region, precision)).noise - least, 0.0)
 
-        regions = divided(self._whole, noise_of, share=_SHARE, most=_REGIONS)
+        regions = subdivide(self._root, noise_of, share=_SHARE, most=_REGIONS)
         errors = {(region, coarsest): noise for region, noise in regions.items()}
         rest = [(region, name) for region in regions for name in self._choices if name != coarsest]
-        for region, name in self._marked(rest, "measuring", "region"):
+        for region, name in self._with_progress(rest, "measuring", "region"):
             errors[region, name] = noise_of(region, name)
         return list(regions), errors
 
-    def _prices(self, errors: Mapping[tuple[Region, str], float]) -> dict[tuple[Region, str], float]:
+    def _cost_regions(self, errors: Mapping[tuple[Region, str], float]) -> dict[tuple[Region, str], float]:
         """What each precision costs a region beyond the recipe's own; those that gain nothing are left out."""
-        total = sum(noise for (_, name), noise in errors.items() if name == self._own)
-        base = self._start.price
-        found = {(region, self._own): 0.0 for region, name in errors if name == self._own}
+        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
+        base = self._base_candidate.price
+        found = {(region, self._base_precision): 0.0 for region, name in errors if name == self._base_precision}
         wanted = [
             (region, name)
             for region, name in errors
-            if name != self._own
-            and (_cheaper(name, self._own) or errors[region, self._own] - errors[region, name] > _NEGLIGIBLE * total)
+            if name != self._base_precision
+            and (_cheaper(name, self._base_precision) or errors[region, self._base_precision] - errors[region, name] > _NEGLIGIBLE * total)
         ]
-        made = self._trial.price(with_region(self._base, region, name) for region, name in wanted)
+        made = self._evaluator.estimate_costs(with_region(self._base_plan, region, name) for region, name in wanted)
         for place, price in zip(wanted, made, strict=True):
-            if isinstance(price, Price) and price.cpu_operators <= base.cpu_operators:
-                found[place] = float(price.of(self._currency) - base.of(self._currency))
+            if isinstance(price, ProgramCost) and price.cpu_operators <= base.cpu_operators:
+                found[place] = float(price.value(self._cost_kind) - base.value(self._cost_kind))
         return found
 
-    def _in_company(
+    def _costs_among_finest(
         self, alone: Iterable[tuple[Region, str]], errors: Mapping[tuple[Region, str], float]
     ) -> dict[tuple[Region, str], float]:
         """What precisions cost those regions that make some of the error while all others are at the most exact one.
 
         Alone, int16 in a linear layer behind a function in int8 pays for bringing int8 to int16, and gains nothing.
         """
-        total = sum(noise for (_, name), noise in errors.items() if name == self._own)
-        places = [place for place in alone if errors[place[0], self._own] > _SHARE * total and place[1] != self._own]
-        exact = dict.fromkeys(self._base, self._finest)
-        pairs = [(with_region(exact, region, name), with_region(exact, region, self._own)) for region, name in places]
-        made = iter(self._trial.price(plan for pair in pairs for plan in pair))
+        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
+        places = [place for place in alone if errors[place[0], self._base_precision] > _SHARE * total and place[1] != self._base_precision]
+        exact = dict.fromkeys(self._base_plan, self._finest)
+        pairs = [(with_region(exact, region, name), with_region(exact, region, self._base_precision)) for region, name in places]
+        made = iter(self._evaluator.estimate_costs(plan for pair in pairs for plan in pair))
         found = {}
         for place, pair in zip(places, zip(made, made, strict=True), strict=True):
             one, other = pair
-            if isinstance(one, Price) and isinstance(other, Price):
+            if isinstance(one, ProgramCost) and isinstance(other, ProgramCost):
                 # What int8 costs more among int16 is not saved where that is not there.
-                found[place] = max(float(one.of(self._currency) - other.of(self._currency)), 0.0)
+                found[place] = max(float(one.value(self._cost_kind) - other.value(self._cost_kind)), 0.0)
         return found
 
     # -- whole programs ------------------------------------------------------------------------------------------
 
-    def _along(self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
+    def _search_path(self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
         """Make programs along the path, then around the goal, then with what still fits."""
-        paid = [sum(choice.price for choice in start.values())]
+        paid = [sum(choice.extra_cost for choice in start.values())]
         for step in steps:
-            paid.append(paid[-1] + step.paid)
+            paid.append(paid[-1] + step.extra_cost)
         for name in self._choices:
-            self._make(dict.fromkeys(self._base, name))
-        numbers = path.spread(paid, _SPREAD)
-        for i in self._marked(numbers, "compiling", "program"):
-            self._make(plans[i])
+            self._try_plan(dict.fromkeys(self._base_plan, name))
+        numbers = path.pick_evenly_spaced(paid, _SPREAD)
+        for i in self._with_progress(numbers, "compiling", "program"):
+            self._try_plan(plans[i])
         made = {i: self._candidates.get(_key(plans[i])) for i in numbers}
         low, high = self._bracket(made)
         for _ in range(_SEARCHED):
             if high is None or low is None or high - low < 2:
                 break
             middle = (low + high) // 2
-            candidate = self._make(plans[middle])
-            if candidate is not None and self._enough(candidate):
+            candidate = self._try_plan(plans[middle])
+            if candidate is not None and self._is_past_goal(candidate):
                 high = middle
             elif candidate is not None:
                 low = middle
             else:
                 break
-        if self._goal.least is None and low is not None:
-            self._fill(plans[low], steps[low:])
+        if self._goal.min_accuracy is None and low is not None:
+            self._fill_budget(plans[low], steps[low:])
 
-    def _enough(self, candidate: Candidate) -> bool:
+    def _is_past_goal(self, candidate: Candidate) -> bool:
         """Whether to look further down the path: it is exact enough, or costs too much."""
-        if self._goal.least is not None:
-            return self._goal.exact(candidate.search_accuracy)
-        return not self._goal.affordable(candidate.price)
+        if self._goal.min_accuracy is not None:
+            return self._goal.is_accurate_enough(candidate.search_accuracy)
+        return not self._goal.is_within_limits(candidate.price)
 
     def _bracket(self, made: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
         """The last program before the goal is met, or exceeded, and the first after."""
         known = {i: candidate for i, candidate in made.items() if candidate is not None}
-        high = next((i for i, candidate in known.items() if self._enough(candidate)), None)
+        high = next((i for i, candidate in known.items() if self._is_past_goal(candidate)), None)
         low = max((i for i in known if high is None or i < high), default=None)
         return low, high
 
-    def _fill(self, plan: PrecisionPlan, rest: Sequence[path.Step]) -> None:
+    def _fill_budget(self, plan: PrecisionPlan, rest: Sequence[path.Step]) -> None:
         """Spend what is left of the budget, on the steps that fit by their prices: more at once where that helped.
 
         In the price of a step are its borders, which fall away between two of them: several cost less than their sum.
         """
         current, left, part = self._candidates.get(_key(plan)), list(rest), 0.5
-        limit = next((x.most for x in self._goal.limits if x.price == self._currency), math.inf)
+        limit = next((x.most for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
         for _ in range(_FILLED):
-            chosen = [] if current is None else path.fitting(left, limit - current.price.of(self._currency), part)
+            chosen = (
+                [] if current is None else path.select_affordable(left, limit - current.price.value(self._cost_kind), part)
+            )
             if current is None or not chosen:
                 return
             changed = plan
             for step in chosen:
                 changed = with_region(changed, step.region, step.choice.precision)
-            candidate = self._make(changed)
-            helps = candidate is not None and self._goal.affordable(candidate.price)
+            candidate = self._try_plan(changed)
+            helps = candidate is not None and self._goal.is_within_limits(candidate.price)
             if candidate is not None and helps and candidate.search_accuracy > current.search_accuracy:
                 plan, current, part = changed, candidate, min(2 * part, 1.0)
                 left = [step for step in left if step not in chosen]
@@ -313,39 +322,39 @@ class _Search:
                 part /= 2
                 left = left if len(chosen) > 1 else [step for step in left if step is not chosen[0]]
 
-    def _make(self, plan: PrecisionPlan) -> Candidate | None:
-        made = self._made(plan)
+    def _try_plan(self, plan: PrecisionPlan) -> Candidate | None:
+        made = self._evaluate(plan)
         return None if isinstance(made, str) else made
 
-    def _made(self, plan: PrecisionPlan) -> Candidate | str:
+    def _evaluate(self, plan: PrecisionPlan) -> Candidate | str:
         """A program of a plan, or why there is none; one that leaves more to the CPU is none."""
         key = _key(plan)
         if key not in self._candidates:
-            (price,) = self._trial.price([plan])
+            (price,) = self._evaluator.estimate_costs([plan])
             if isinstance(price, str):
                 return price
-            if self._candidates and price.cpu_operators > self._start.price.cpu_operators:
+            if self._candidates and price.cpu_operators > self._base_candidate.price.cpu_operators:
                 return "it leaves more operators on the CPU"
-            judged = self._trial.judge(plan)
-            settings = self._trial.planned(plan).options["precisions"]
-            searched = self._trial.rate(plan).metric
+            judged = self._evaluator.rate_on_test(plan)
+            settings = self._evaluator.with_plan(plan).options["precisions"]
+            searched = self._evaluator.rate_on_search(plan).metric
             self._candidates[key] = Candidate(dict(settings), price, judged.sqnr, judged.metric, searched)
         return self._candidates[key]
 
-    def _best(self) -> Candidate:
+    def _select_best(self) -> Candidate:
         """What was looked for; where nothing is, what comes nearest: by the samples that choose alone."""
         found = list(self._candidates.values())
-        affordable = [c for c in found if self._goal.affordable(c.price)]
-        exact = [c for c in affordable if self._goal.exact(c.search_accuracy)]
-        if self._goal.least is not None and exact:
-            return min(exact, key=lambda c: (c.price.of(self._currency), -c.search_accuracy))
+        affordable = [c for c in found if self._goal.is_within_limits(c.price)]
+        exact = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]
+        if self._goal.min_accuracy is not None and exact:
+            return min(exact, key=lambda c: (c.price.value(self._cost_kind), -c.search_accuracy))
         if affordable:
-            return max(affordable, key=lambda c: (*self._exactness(c), -c.price.of(self._currency)))
+            return max(affordable, key=lambda c: (*self._accuracy_key(c), -c.price.value(self._cost_kind)))
         limit = self._goal.limits[0]
-        return min(found, key=lambda c: c.price.of(limit.price))
+        return min(found, key=lambda c: c.price.value(limit.kind))
 
-    def _exactness(self, candidate: Candidate) -> tuple[float, float]:
-        rating = self._trial.rate(self._plan_of(candidate))
+    def _accuracy_key(self, candidate: Candidate) -> tuple[float, float]:
+        rating = self._evaluator.rate_on_search(self._plan_of(candidate))
         return rating.metric, rating.sqnr
 
     def _plan_of(self, candidate: Candidate) -> PrecisionPlan:
@@ -353,7 +362,7 @@ class _Search:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _told(
+    def _build_result(
         self,
         chosen: Candidate,
         plan: PrecisionPlan,
@@ -362,61 +371,61 @@ class _Search:
         prices: Mapping[tuple[Region, str], float],
         notes: list[str],
     ) -> Tuned:
-        recipe = self._trial.planned(plan)
-        best, verified = self._verified(recipe, notes)
-        total = sum(errors[region, self._own] for region in regions) or 1.0
+        recipe = self._evaluator.with_plan(plan)
+        best, verified = self._export_and_run(recipe, notes)
+        total = sum(errors[region, self._base_precision] for region in regions) or 1.0
         rows = [
             TunedRegion(
                 region.name,
                 region.modules,
                 plan[region.modules[0]],
-                errors[region, self._own] / total,
+                errors[region, self._base_precision] / total,
                 {name: round(prices[region, name]) for name in self._choices[1:] if (region, name) in prices},
             )
             for region in regions
         ]
         accuracy = chosen.accuracy if verified is None else verified
-        reached = self._judged.affordable(chosen.price) and self._judged.exact(accuracy)
+        reached = self._test_goal.is_within_limits(chosen.price) and self._test_goal.is_accurate_enough(accuracy)
         if not reached:
-            notes.append(self._missed(chosen, accuracy))
+            notes.append(self._missed_goal_note(chosen, accuracy))
         return Tuned(
             best=best,
             recipe=recipe,
             chosen=chosen,
-            base=self._start,
+            base=self._base_candidate,
             verified=verified,
-            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.of(c.price.main))),
+            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.value(c.price.time_kind))),
             regions=tuple(rows),
             metric=self._goal.metric,
-            goal=str(self._judged),
+            goal=str(self._test_goal),
             reached=reached,
-            samples=self._trial.division.sizes,
+            samples=self._evaluator.split.sizes,
             notes=tuple(notes),
         )
 
-    def _missed(self, chosen: Candidate, accuracy: float) -> str:
+    def _missed_goal_note(self, chosen: Candidate, accuracy: float) -> str:
         """A note for a goal that was not reached."""
-        if self._goal.affordable(chosen.price) and self._goal.exact(chosen.search_accuracy):
+        if self._goal.is_within_limits(chosen.price) and self._goal.is_accurate_enough(chosen.search_accuracy):
             return (
                 f"the goal is reached by the samples that chose ({chosen.search_accuracy:.4g}), and not by those that "
                 f"judge ({accuracy:.4g}): more samples tell more, or ask for somewhat more than is needed"
             )
         return "no program that was made reaches the goal; this one comes nearest"
 
-    def _verified(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
+    def _export_and_run(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
         """The exported program, and its accuracy as it runs."""
-        division = self._trial.division
-        best = export(self._trial.program, recipe, division.calibration, progress=False)
+        division = self._evaluator.split
+        best = export(self._evaluator.program, recipe, division.calibration, progress=False)
         try:
-            samples = self._marked(division.test.samples, "running", "sample")
+            samples = self._with_progress(division.test.samples, "running", "sample")
             outputs = [best.run_real(sample) for sample in samples]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, division.test.rated(outputs).metric
+        return best, division.test.rate_outputs(outputs).metric
 
-    def _marked(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
-        return progress_bar(items, doing, unit, shown=self._shown, count=len(items))
+    def _with_progress(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
+        return progress_bar(items, doing, unit, shown=self._shows_progress, count=len(items))
 
 
 def _cheaper(name: str, other: str) -> bool:
