@@ -1,4 +1,4 @@
-"""What joblib calls in a worker process of a comparison. It imports what is costly late, to do so in silence."""
+"""Worker entry point of a comparison, called by joblib. Expensive imports run late, with output silenced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _runners: dict[str, SampleRunner] = {}
 
 
 def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, SampleResult]:
-    """The sample's number, and what came of it.
+    """Run one sample; return its index and its result.
 
     Args:
-        key: of the job; one that the process has had already is not read again.
-        job: pickled, as an array: joblib keeps one copy of it for all tasks, in memory that they share or on a cluster.
+        key: key of the job; a process unpickles a job once.
+        job: pickled job as an array: joblib shares one copy between all tasks, in shared memory or on a cluster.
     """
     from arm_recipes._internal.messages import quiet
 

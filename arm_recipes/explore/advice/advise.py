@@ -135,7 +135,9 @@ class _Trial:
         if isinstance(below, str):
             self.notes.append(f"per_channel=False: {below}")
             return
-        self._try("per_channel=False", self._spec, (below.delegates, below.arrays(self._spec)), "less accurate: compare")
+        self._try(
+            "per_channel=False", self._spec, (below.delegates, below.arrays(self._spec)), "less accurate: compare"
+        )
 
     def _try(self, change: str, spec: EthosUCompileSpec, units: _Units, note: str) -> None:
         _, figures = compile_delegates(0, spec, units[0], *units[1])

@@ -141,7 +141,9 @@ class PlanEvaluator:
         if self._last is None or self._last[0] != plan:
             with _quietly():
                 recipe: ExportRecipe = self.recipe.with_options(
-                    precisions=minimal_settings(plan, self.default_precision), calibration_samples=None, require_runnable=False
+                    precisions=minimal_settings(plan, self.default_precision),
+                    calibration_samples=None,
+                    require_runnable=False,
                 )
                 self._last = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
         return self._last[1]

@@ -172,7 +172,9 @@ class _Search:
         self._base_candidate = base
         division = trial.split
         self._goal, self._test_goal = (
-            goals.make_goal(budget, at_least, within, base=base.price, floating=panel.float_metric(), metric=panel.metric_name)
+            goals.make_goal(
+                budget, at_least, within, base=base.price, floating=panel.float_metric(), metric=panel.metric_name
+            )
             for panel in (division.search, division.test)
         )
         # What is saved in flash is looked for where flash is all that is limited.
@@ -183,7 +185,9 @@ class _Search:
         """Find the program, export it and run it."""
         shares, errors = self._measure_regions()
         alone = self._cost_regions(errors)
-        least = alone | {place: min(alone[place], paid) for place, paid in self._costs_among_finest(alone, errors).items()}
+        least = alone | {
+            place: min(alone[place], paid) for place, paid in self._costs_among_finest(alone, errors).items()
+        }
         for prices in (alone, least) if least != alone else (alone,):
             found = {
                 region: [
@@ -228,7 +232,10 @@ class _Search:
             (region, name)
             for region, name in errors
             if name != self._base_precision
-            and (_cheaper(name, self._base_precision) or errors[region, self._base_precision] - errors[region, name] > _NEGLIGIBLE * total)
+            and (
+                _cheaper(name, self._base_precision)
+                or errors[region, self._base_precision] - errors[region, name] > _NEGLIGIBLE * total
+            )
         ]
         made = self._evaluator.estimate_costs(with_region(self._base_plan, region, name) for region, name in wanted)
         for place, price in zip(wanted, made, strict=True):
@@ -244,9 +251,16 @@ class _Search:
         Alone, int16 in a linear layer behind a function in int8 pays for bringing int8 to int16, and gains nothing.
         """
         total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
-        places = [place for place in alone if errors[place[0], self._base_precision] > _SHARE * total and place[1] != self._base_precision]
+        places = [
+            place
+            for place in alone
+            if errors[place[0], self._base_precision] > _SHARE * total and place[1] != self._base_precision
+        ]
         exact = dict.fromkeys(self._base_plan, self._finest)
-        pairs = [(with_region(exact, region, name), with_region(exact, region, self._base_precision)) for region, name in places]
+        pairs = [
+            (with_region(exact, region, name), with_region(exact, region, self._base_precision))
+            for region, name in places
+        ]
         made = iter(self._evaluator.estimate_costs(plan for pair in pairs for plan in pair))
         found = {}
         for place, pair in zip(places, zip(made, made, strict=True), strict=True):
@@ -258,7 +272,9 @@ class _Search:
 
     # -- whole programs ------------------------------------------------------------------------------------------
 
-    def _search_path(self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
+    def _search_path(
+        self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]
+    ) -> None:
         """Make programs along the path, then around the goal, then with what still fits."""
         paid = [sum(choice.extra_cost for choice in start.values())]
         for step in steps:
@@ -306,7 +322,9 @@ class _Search:
         limit = next((x.most for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
         for _ in range(_FILLED):
             chosen = (
-                [] if current is None else path.select_affordable(left, limit - current.price.value(self._cost_kind), part)
+                []
+                if current is None
+                else path.select_affordable(left, limit - current.price.value(self._cost_kind), part)
             )
             if current is None or not chosen:
                 return
