@@ -116,9 +116,9 @@ def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
 
 def test_held_out_samples_that_the_model_does_not_take() -> None:
     model, given = _Writes().layer.eval(), _vectors()
-    with pytest.raises(ValueError, match=r"held_out\[0\].*shape \(4, 9\)"):
+    with pytest.raises(ValueError, match=r"test_samples\[0\].*shape \(4, 9\)"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[(torch.zeros(4, 9),)])
-    with pytest.raises(ValueError, match="held_out: there are none"):
+    with pytest.raises(ValueError, match="test_samples: there are none"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[])
 
 
@@ -141,7 +141,7 @@ def test_a_goal_that_is_reached_by_the_samples_that_choose_alone() -> None:
     found = tune(_Writes().layer.eval(), recipe, labelled, metric=metric, min_metric=0.5, progress=False)
     assert (found.chosen.search_accuracy, found.chosen.accuracy) == (1.0, 0.25)
     assert not found.reached
-    assert any("reached by the samples that chose (1), and not by those that judge (0.25)" in n for n in found.notes)
+    assert any("reached on the search samples (1) but not on the test samples (0.25)" in n for n in found.notes)
 
 
 def test_the_recipe_makes_the_program_again(tuned: Tuned, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=200.0, cache_dir=folder)
     assert not found.reached
     assert found.chosen.search_accuracy == max(c.search_accuracy for c in found.candidates)
-    assert any("no program that was made reaches the goal" in note for note in found.notes)
+    assert any("no compiled program reaches the goal" in note for note in found.notes)
     assert "not reached" in str(found)
 
 
@@ -222,22 +222,22 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": ArmRecipeType.TOSA_FP}, "TOSA_FP quantizes nothing"),
-        ({"budget": {"cycels": 1.1}}, "budget: there is no price 'cycels'"),
-        ({"budget": {"cycles": "many"}}, "budget: cycles must be a number of them"),
+        ({"recipe": ArmRecipeType.TOSA_FP}, "TOSA_FP does not quantize"),
+        ({"budget": {"cycels": 1.1}}, "budget: unknown kind of cost 'cycels'"),
+        ({"budget": {"cycles": "many"}}, "budget: cycles must be an int"),
         ({"budget": {"flash": "many"}}, "budget: flash must be bytes"),
         ({"budget": {"cycles": -1.0}}, "budget: cycles must be positive"),
-        ({"budget": {}}, "budget: {} is no dict with limits"),
-        ({"min_metric": "30"}, "min_metric: '30' is no number"),
-        ({"min_metric": float("nan")}, "min_metric: nan is no number"),
-        ({"max_drop": 0.5}, "give min_metric"),
-        ({"min_metric": 3.0, "max_drop": 0.5}, "give one of them"),
+        ({"budget": {}}, "budget: {} is not a dict of limits"),
+        ({"min_metric": "30"}, "min_metric: '30' is not a finite number"),
+        ({"min_metric": float("nan")}, "min_metric: nan is not a finite number"),
+        ({"max_drop": 0.5}, "use min_metric"),
+        ({"min_metric": 3.0, "max_drop": 0.5}, "give only one of them"),
         ({"metric": 3}, "metric: 3 is not callable"),
         ({"candidate_precisions": ["INT16"]}, "candidate_precisions: there is no precision 'INT16'"),
         ({"candidate_precisions": ["FP"]}, "'FP' is for VGF recipes"),
-        ({"candidate_precisions": ["INT8"]}, "candidate_precisions: there is nothing to choose"),
+        ({"candidate_precisions": ["INT8"]}, "candidate_precisions: nothing to choose from"),
         ({"samples": _samples(1)}, "samples: there is one"),
-        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U alone"),
+        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U only"),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:

@@ -71,7 +71,7 @@ def _evaluate_changes(
         evaluator.try_options(options)
     for method, program in programs.items():
         evaluator.try_per_tensor_weights(
-            program, f" of '{method}'" if len(programs) > 1 else "", alone=len(programs) == 1
+            program, f" of '{method}'" if len(programs) > 1 else "", is_only_method=len(programs) == 1
         )
     channels, notes = try_fewer_channels(recipe, spec, programs)
     evaluated = [*evaluator.results, *channels]
@@ -171,9 +171,7 @@ def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec)
     requirements = []
     before, after = (_MEMORIES.get(spec.configuration.const_memory, "other memory") for spec in (current, changed))
     if before != after:
-        requirements.append(
-            f"constants in {after}{' (besides the working memory)' * (after == 'SRAM')}, not in {before}"
-        )
+        requirements.append(f"constants in {after}{' (plus working memory)' * (after == 'SRAM')}, not in {before}")
     if changed.configuration.arena_on_second_port and not current.configuration.arena_on_second_port:
         requirements.append("working memory in DRAM, with SRAM as cache")
     return "; ".join(requirements)

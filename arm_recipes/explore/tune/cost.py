@@ -1,4 +1,4 @@
-"""What a program costs: Vela's estimates for an Ethos-U, bytes of its TOSA graphs for other targets."""
+"""Cost of a program: Vela's estimates for an Ethos-U, bytes of its TOSA graphs for other targets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
     from arm_recipes.explore.sweep.rows import Figures
 
-#: What a budget can be of.
+#: Kinds of cost that a budget can limit.
 COST_KINDS = ("cycles", "sram", "flash", "traffic")
 
 
 @dataclass(frozen=True)
 class ProgramCost:
-    """Of one inference.
+    """Cost of one inference.
 
     Attributes:
-        cycles, sram: Vela's estimate of time, and bytes; None for targets that Vela does not know.
-        flash: bytes as Vela estimates them; for other targets those of the TOSA graphs' constants.
-        traffic: bytes that operators of the TOSA graph read and write; a time for targets without an estimate.
-        cpu_operators: that no delegate takes.
+        cycles, sram: Vela's estimates of cycles and SRAM bytes; None for targets other than Ethos-U.
+        flash: flash bytes, estimated by Vela; for other targets the bytes of the TOSA graphs' constants.
+        traffic: bytes that the operators of the TOSA graphs read and write; stands for time on other targets.
+        cpu_operators: number of operators outside delegates.
     """
 
     cycles: int | None
@@ -36,37 +36,37 @@ class ProgramCost:
 
     @property
     def time_kind(self) -> str:
-        """What stands for time."""
+        """Kind of cost that stands for time: cycles, or traffic where cycles are unknown."""
         return "traffic" if self.cycles is None else "cycles"
 
     @property
     def available(self) -> tuple[str, ...]:
-        """Prices that this target has."""
+        """Kinds of cost that are known for this target."""
         return tuple(name for name in COST_KINDS if self.get(name) is not None)
 
     def get(self, name: str) -> int | None:
-        """One of ``COST_KINDS``; None where it is not known."""
-        found: int | None = getattr(self, name)
-        return found
+        """Return a cost of ``COST_KINDS``; None if unknown."""
+        amount: int | None = getattr(self, name)
+        return amount
 
     def value(self, name: str) -> int:
-        """One of ``COST_KINDS`` that is known."""
-        found = self.get(name)
-        assert found is not None, name
-        return found
+        """Return a known cost of ``COST_KINDS``."""
+        amount = self.get(name)
+        assert amount is not None, name
+        return amount
 
 
 def estimate_cost(
     figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int
 ) -> ProgramCost:
-    """What Vela says of a program, or else its TOSA graphs."""
+    """Estimate the cost of a program from Vela's figures, or from its TOSA graphs without them."""
     traffic = constants = 0
     for flatbuffer in flatbuffers:
         graph = read_graph(memoryview(flatbuffer.tobytes()))
-        made = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
+        computed = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
         for op in graph.operators:
             traffic += sum(graph.bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
-        constants += sum(count for name, count in graph.bytes.items() if name not in made)
+        constants += sum(count for name, count in graph.bytes.items() if name not in computed)
     if figures is None:
         return ProgramCost(None, None, constants, traffic, cpu_operators)
     return ProgramCost(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)

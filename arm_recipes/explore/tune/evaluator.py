@@ -1,4 +1,4 @@
-"""Tries plans: quantizes, measures the error, compiles. What was tried is kept in a folder, by content."""
+"""Evaluator of precision plans: quantize, measure accuracy, estimate cost; results go to a content-addressed store."""
 
 from __future__ import annotations
 
@@ -34,90 +34,92 @@ if TYPE_CHECKING:
 
 
 class PlanEvaluator:
-    """Everything that plans of one model and recipe are tried with.
+    """Evaluates precision plans of one model and recipe.
 
     Args:
-        program: the model, captured.
-        recipe: whose precisions are replaced.
-        default_precision: the precision that it gives.
-        split: samples that calibrate, that choose and that judge.
-        kept: where ratings and figures are kept.
+        program: captured model.
+        recipe: recipe whose precisions are replaced.
+        default_precision: precision of the recipe itself.
+        split: calibration, search and test samples.
+        store: store of ratings and figures.
     """
 
     def __init__(
-        self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: DataSplit, kept: ResultStore
+        self, program: ExportedProgram, recipe: ArmRecipe, default_precision: str, split: DataSplit, store: ResultStore
     ) -> None:
-        self.program, self.recipe, self.default_precision, self.split = program, recipe, everywhere, division
-        self._store = kept
-        self._content = _digest(program, recipe, division.calibration)
-        panels = (division.search, division.test)
-        self._samples_digests = {panel: _samples_digest(panel.samples) for panel in panels}
+        self.program, self.recipe, self.default_precision, self.split = program, recipe, default_precision, split
+        self._store = store
+        self._content = _content_digest(program, recipe, split.calibration)
+        evaluators = (split.search, split.test)
+        self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
         self._costs: dict[str, ProgramCost | str] = {}
         self._last: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
     def with_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
-        """The recipe with a plan."""
+        """Return the recipe with the precisions of a plan."""
         return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
     def rate_on_search(self, plan: PrecisionPlan) -> Rating:
-        """How right the quantized program is by the samples that choose.
+        """Rate the plan's quantized program on the search samples.
 
         Raises:
-            ExportError, ArmBackendError: it cannot be quantized so.
+            ExportError, ArmBackendError: the program cannot be quantized with this plan.
         """
         return self._rate(plan, self.split.search)
 
     def rate_on_test(self, plan: PrecisionPlan) -> Rating:
-        """How right it is by the samples that judge; raises as ``rate_on_search``."""
+        """Rate the plan's quantized program on the test samples; raises as ``rate_on_search``."""
         return self._rate(plan, self.split.test)
 
-    def _rate(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
-        name = self._key(plan, self._samples_digests[panel])
-        if name not in self._ratings:
-            found = Rating.from_record(self._store.load_record(name)) if panel.is_cacheable else None
-            if found is None:
-                found = panel.rate(self._quantized(plan).program)
-                self._store.save_record(name, vars(found))
-            self._ratings[name] = found
-        return self._ratings[name]
+    def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
+        key = self._key(plan, self._samples_digests[evaluator])
+        if key not in self._ratings:
+            rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
+            if rating is None:
+                rating = evaluator.rate(self._quantized(plan).program)
+                self._store.save_record(key, vars(rating))
+            self._ratings[key] = rating
+        return self._ratings[key]
 
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
-        """What each plan's program costs, or why there is none; Vela compiles several at once."""
-        given = list(plans)
-        names = [self._key(plan) for plan in given]
-        wanted = dict(zip(names, given, strict=True))
-        waiting: dict[str, LoweredProgram] = {}
+        """Estimate the cost of each plan, or give the reason of failure; Vela compiles several plans in parallel."""
+        requested = list(plans)
+        keys = [self._key(plan) for plan in requested]
+        plan_of_key = dict(zip(keys, requested, strict=True))
+        lowered_programs: dict[str, LoweredProgram] = {}
         tasks = []
-        for name in wanted:
-            if name in self._costs:
+        for key in plan_of_key:
+            if key in self._costs:
                 continue
-            with _quietly():
-                below = self._lowered(wanted[name])
-            if isinstance(below, str):
-                self._costs[name] = below
+            with _without_warnings():
+                lowered = self._lowered(plan_of_key[key])
+            if isinstance(lowered, str):
+                self._costs[key] = lowered
             elif self._spec is None:
-                self._costs[name] = estimate_cost(None, below.flatbuffers, below.cpu_operators)
+                self._costs[key] = estimate_cost(None, lowered.flatbuffers, lowered.cpu_operators)
             else:
-                waiting[name] = below
-                kept = self._store.load_figures(cache_key(self._spec, below.delegates))
-                if kept is None:
-                    tasks.append((len(waiting) - 1, self._spec, below.delegates, *below.arrays(self._spec)))
+                lowered_programs[key] = lowered
+                figures = self._store.load_figures(cache_key(self._spec, lowered.delegates))
+                if figures is None:
+                    tasks.append(
+                        (len(lowered_programs) - 1, self._spec, lowered.delegates, *lowered.arrays(self._spec))
+                    )
                 else:
-                    self._costs[name] = estimate_cost(kept, below.flatbuffers, below.cpu_operators)
-        order = list(waiting)
-        for index, made in _compiled(tasks):
-            below = waiting[order[index]]
-            if isinstance(made, Figures):
-                self._store.save_record(cache_key(self._spec, below.delegates), {"figures": vars(made)})
-                self._costs[order[index]] = estimate_cost(made, below.flatbuffers, below.cpu_operators)
+                    self._costs[key] = estimate_cost(figures, lowered.flatbuffers, lowered.cpu_operators)
+        order = list(lowered_programs)
+        for index, outcome in _iter_compiled(tasks):
+            lowered = lowered_programs[order[index]]
+            if isinstance(outcome, Figures):
+                self._store.save_record(cache_key(self._spec, lowered.delegates), {"figures": vars(outcome)})
+                self._costs[order[index]] = estimate_cost(outcome, lowered.flatbuffers, lowered.cpu_operators)
             else:
-                self._costs[order[index]] = made
-        return [self._costs[name] for name in names]
+                self._costs[order[index]] = outcome
+        return [self._costs[key] for key in keys]
 
     @property
     def _spec(self) -> Any:
-        """What Vela compiles for; None for other targets."""
+        """Compile spec for Vela; None for other targets."""
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
         spec = self._any_spec
@@ -137,9 +139,9 @@ class PlanEvaluator:
             return str(error)
 
     def _quantized(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """What is asked for twice in a row, to be compiled and to be run, is made once."""
+        """Quantize a plan; the last result is cached, as a plan is rated and compiled in turn."""
         if self._last is None or self._last[0] != plan:
-            with _quietly():
+            with _without_warnings():
                 recipe: ExportRecipe = self.recipe.with_options(
                     precisions=minimal_settings(plan, self.default_precision),
                     calibration_samples=None,
@@ -153,8 +155,10 @@ class PlanEvaluator:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _compiled(tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]]) -> Iterator[tuple[int, Figures | str]]:
-    """One by one in this process, as joblib's processes are dearer than a graph, or all in parallel."""
+def _iter_compiled(
+    tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]],
+) -> Iterator[tuple[int, Figures | str]]:
+    """Compile a single task in this process, as a worker costs more than a graph; several in parallel."""
     if len(tasks) > 1:
         yield from in_parallel(compile_delegates, tasks)
         return
@@ -163,31 +167,31 @@ def _compiled(tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]]) 
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Warnings about programs that nobody gets are dropped."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress warnings about intermediate programs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """By what ratings are kept: the model, the recipe, the samples, and what makes programs of them."""
+def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
+    """Hash model, recipe, calibration samples and tool versions, as part of the keys of ratings."""
     digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
     for package in ("arm-recipes", "torch", "ethos-u-vela"):
         digest.update(version(package).encode())
     digest.update(str(program.graph).encode())
-    _add(digest, [*program.state_dict.values(), *program.constants.values()])
+    _update_digest(digest, [*program.state_dict.values(), *program.constants.values()])
     digest.update(_samples_digest(calibration).encode())
     return digest.hexdigest()
 
 
 def _samples_digest(samples: Sequence[Inputs]) -> str:
     digest = hashlib.sha256()
-    _add(digest, [(tuple(sample), sample.keywords) for sample in samples])
+    _update_digest(digest, [(tuple(sample), sample.keywords) for sample in samples])
     return digest.hexdigest()
 
 
-def _add(digest: Any, values: Any) -> None:
+def _update_digest(digest: Any, values: Any) -> None:
     for leaf in pytree.tree_leaves(values):
         digest.update(repr((leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf).encode())
         if isinstance(leaf, torch.Tensor):
