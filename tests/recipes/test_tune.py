@@ -109,7 +109,7 @@ def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: P
 def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
     model, given = _Writes().layer.eval(), _vectors()[:count]
     found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
-    told = [note for note in found.notes if "by which the program was chosen too" in note]
+    told = [note for note in found.notes if "that the search selected by" in note]
     assert bool(told) == (count < 4)
     assert all(c.accuracy == c.search_accuracy for c in found.candidates) == (count < 4)
 
