@@ -42,9 +42,48 @@ def parse_steps(text: str) -> int | str:
     return text if text == "auto" else sys.maxsize if text == "all" else int(text)
 
 
-#: Recipe options with a special flag. By default, a bool option is a switch and any other option takes text.
+#: Flag and argparse keywords of recipe options. Without an entry, a bool is a switch and other options take text.
 FLAG_OVERRIDES: dict[str, tuple[str, dict[str, Any]]] = {
-    "macs": ("--macs", {"type": int}),
+    "macs": ("--macs", {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"}),
+    "system_config": (
+        "--system-config",
+        {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
+    ),
+    "memory_mode": (
+        "--memory-mode",
+        {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
+    ),
+    "config_ini": ("--config-ini", {"metavar": "FILE", "help": "use this Vela .ini file"}),
+    "optimise": ("--optimise", {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"}),
+    "sram_budget": (
+        "--sram-budget",
+        {"metavar": "BYTES", "help": "fail if the program needs more SRAM: bytes, or a text such as 512KiB"},
+    ),
+    "flash_budget": (
+        "--flash-budget",
+        {"metavar": "BYTES", "help": "fail if the program needs more flash: bytes, or a text such as 512KiB"},
+    ),
+    "direct_drive": (
+        "--direct-drive",
+        {"action": "store_true", "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself"},
+    ),
+    "mx": ("--mx", {"metavar": "FORMAT", "help": f"use this MX format: {', '.join(options.MX_FORMATS)}"}),
+    "observer": (
+        "--observer",
+        {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
+    ),
+    "quantized_io": (
+        "--quantized-io",
+        {
+            "action": "store_true",
+            "help": "take and return quantized integers, without quantize and dequantize at the boundary",
+        },
+    ),
+    "require_full_delegation": (
+        "--require-full-delegation",
+        {"action": "store_true", "help": "fail if an operator stays on the CPU"},
+    ),
+    "dump_dir": ("--dump-dir", {"metavar": "FOLDER", "help": "write intermediate artifacts to this folder"}),
     "extra_flags": (
         "--extra-flags",
         {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},
@@ -79,10 +118,13 @@ FLAG_OVERRIDES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "type": parse_steps,
             "metavar": "N",
-            "help": "unroll N steps of recurrent layers per call: a number, auto or all; default: auto",
+            "help": "steps of recurrent layers per delegate call: a number, auto or all; default: auto",
         },
     ),
-    "require_runnable": ("--require-runnable", {"action": "store_true"}),
+    "require_runnable": (
+        "--require-runnable",
+        {"action": "store_true", "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel"},
+    ),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
 
