@@ -67,7 +67,7 @@ def compare_with_model(
         else:
             notes += _graph_difference_notes(spec.plan, original, prepared)
         pairs = zip(prepared.inputs, expected, strict=True)
-        items = [WorkItem(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
+        items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
         results = _run_items(ComparisonJob(spec, None), items, workers, progress)
         gaps = _layer_gaps(spec, results, original, prepared.inputs[:count])
     names = [info.name for info in record.outputs]
@@ -258,10 +258,10 @@ def _short_recipe_name(recipe: str) -> str:
 def _run_items(
     job: ComparisonJob, items: Sequence[WorkItem], workers: int | None, progress: bool
 ) -> list[SampleResult]:
-    def mark(results: Iterable[Any]) -> Iterable[Any]:
+    def with_progress(results: Iterable[Any]) -> Iterable[Any]:
         return progress_bar(results, "comparing", "sample", shown=progress, count=len(items))
 
-    return run_samples(job, items, workers, mark)
+    return run_samples(job, items, workers, with_progress)
 
 
 # -- reference outputs -----------------------------------------------------------------------------------------------

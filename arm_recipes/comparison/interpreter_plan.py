@@ -206,14 +206,14 @@ def _as_ref(x: Any) -> Any:
 
 def _operator(target: Any) -> Callable[..., Any]:
     if not isinstance(target, str):
-        found: Callable[..., Any] = target
-        return found
+        function: Callable[..., Any] = target
+        return function
     if target == "aten.view.default":  # attention returns another memory layout than was traced
         return torch.reshape
     if target.startswith("quantized_decomposed."):
         from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers them)
-    made: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
-    return made
+    overload: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
+    return overload
 
 
 def _compared_tensors(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[ComparedTensor]:

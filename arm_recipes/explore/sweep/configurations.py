@@ -107,7 +107,7 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
     if systems == [ALL]:
         requested["system_config"], systems = None, list(vela_config.sections(ini, vela_config.SYSTEM))
     modes = requested["memory_mode"] or vela_config.sections(ini, vela_config.MEMORY)
-    found: list[Configuration] = []
+    configurations: list[Configuration] = []
     rejected: list[tuple[tuple[Any, ...], ValueError]] = []
     specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share their specs
     for recipe in names:
@@ -120,10 +120,10 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
             if isinstance(spec, ValueError):
                 rejected.append(((recipe, *combination), spec))
             else:
-                found.append(Configuration(recipe, spec, recipe_options))
+                configurations.append(Configuration(recipe, spec, recipe_options))
     requested_values = [(argument, requested[name] or ()) for name, argument in _ARGUMENTS.items()]
-    _check_all_used([("recipes", () if recipes is None else names), *requested_values], found, rejected)
-    return tuple(found)
+    _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
+    return tuple(configurations)
 
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
@@ -135,11 +135,11 @@ def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileS
 
 def _check_all_used(
     requested: Iterable[tuple[str, Iterable[Any]]],
-    found: Sequence[Configuration],
+    configurations: Sequence[Configuration],
     rejected: Sequence[tuple[tuple[Any, ...], ValueError]],
 ) -> None:
     """Raise for the first requested value that no configuration uses."""
-    used = {value for c in found for value in (c.recipe, c.macs, c.spec.system_config, c.spec.memory_mode)}
+    used = {value for c in configurations for value in (c.recipe, c.macs, c.spec.system_config, c.spec.memory_mode)}
     for argument, values in requested:
         for value in values:
             if value not in used:

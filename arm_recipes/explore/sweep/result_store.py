@@ -35,10 +35,10 @@ class ResultStore:
         if self._folder is None:
             return None
         try:
-            found = json.loads((self._folder / f"{key}.json").read_text())
+            record = json.loads((self._folder / f"{key}.json").read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return record if isinstance(record, dict) else None
 
     def save_record(self, key: str, content: Mapping[str, Any]) -> None:
         """Write a record for ``load_record``."""
@@ -71,10 +71,10 @@ class ResultStore:
         if self._folder is None or not (self._folder / f"{key}{_OUTPUTS}").is_file():
             return None
         try:
-            found: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
+            outputs: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
         except Exception:  # torch raises any exception on a damaged file, which is computed again
             return None
-        return found
+        return outputs
 
     def save_outputs(self, key: str, outputs: list[list[Any]]) -> None:
         """Write a program's outputs."""

@@ -57,8 +57,8 @@ def _exchange_rate(cheaper: Choice, dearer: Choice) -> float:
 
 def hull_steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choice], list[Step]]:
     """Return the cheapest choice of each region, and the steps from there, largest noise reduction per cost first."""
-    hulls = {region: lower_hull(found) for region, found in choices.items()}
-    found = [
+    hulls = {region: lower_hull(options) for region, options in choices.items()}
+    rated_steps = [
         (
             _exchange_rate(before, after),
             Step(region, after, before.noise - after.noise, after.extra_cost - before.extra_cost),
@@ -66,8 +66,8 @@ def hull_steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region,
         for region, line in hulls.items()
         for before, after in pairwise(line)
     ]
-    found.sort(key=lambda item: -item[0])  # stable: steps of one region stay in order, as their rates decrease
-    return {region: line[0] for region, line in hulls.items()}, [step for _, step in found]
+    rated_steps.sort(key=lambda item: -item[0])  # stable: steps of one region stay in order, as their rates decrease
+    return {region: line[0] for region, line in hulls.items()}, [step for _, step in rated_steps]
 
 
 def select_affordable(steps: Sequence[Step], budget: float, fraction: float = 1.0) -> list[Step]:

@@ -275,7 +275,7 @@ class _PrecisionSearch:
         for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
             changed, unchanged = pair
             if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
-                # Extra cost of int8 among int16 regions is no saving elsewhere, so the difference is at least 0.
+                # A negative difference is the cast cost of int8 among int16 regions, no saving elsewhere: clamp to 0.
                 costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
         return costs
 
