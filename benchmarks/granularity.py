@@ -40,7 +40,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     found = tune(entry.model, recipe, samples, **options, test_samples=held, progress=False)
     (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
     best = max(found.base.search_accuracy, coarse.search_accuracy)
-    as_exact = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.price.of("cycles"))
+    as_exact = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.price.value("cycles"))
     return {
         "model": name,
         "recipe": recipe_name,

@@ -33,9 +33,9 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     """One model for one NPU."""
     from arm_recipes import ArmRecipeType, ExportRecipe, tune
     from arm_recipes.explore.sweep.result_store import ResultStore
-    from arm_recipes.explore.sweep.sweep import captured
-    from arm_recipes.explore.tune.data_split import divide
-    from arm_recipes.explore.tune.evaluator import Trial
+    from arm_recipes.explore.sweep.sweep import capture_model
+    from arm_recipes.explore.tune.data_split import split_samples
+    from arm_recipes.explore.tune.evaluator import PlanEvaluator
     from tests.models import zoo
 
     entry = zoo.build(name, samples=3 * _EACH)
@@ -45,18 +45,20 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "held_out": held, "folder": folder, "progress": False}
     found = tune(entry.model, recipe, samples, **options)
     seconds = time.perf_counter() - start
-    program, given, examples, _ = captured(entry.model, samples, "tune")
-    trial = Trial(program, recipe, "INT8", divide(program, recipe, examples, given, held, None), ResultStore(folder))
+    program, given, examples, _ = capture_model(entry.model, samples, "tune")
+    trial = PlanEvaluator(
+        program, recipe, "INT8", split_samples(program, recipe, examples, given, held, None), ResultStore(folder)
+    )
     modules = [module for region in found.regions for module in region.modules]
-    limit = _BUDGET * found.base.price.of("cycles")
+    limit = _BUDGET * found.base.price.value("cycles")
     plain = dict.fromkeys(modules, "INT8")
 
     def figures(exact: Iterable[str]) -> tuple[float, int]:
         plan = {**plain, **dict.fromkeys(exact, "A16W8")}
-        (price,) = trial.price([plan])
+        (price,) = trial.estimate_costs([plan])
         if isinstance(price, str):
             raise RuntimeError(price)
-        return trial.judge(plan).sqnr, price.of("cycles")
+        return trial.rate_on_test(plan).sqnr, price.value("cycles")
 
     last = modules[-1:]
     drawn = [_random(found.regions, figures, limit, seed) for seed in range(_DRAWS)]
@@ -85,7 +87,7 @@ def _by_parts(found: Tuned, limit: float) -> float:
     (whole,) = (c for c in found.candidates if c.precisions == {"": "A16W8"})
     low, high = found.base.search_accuracy, whole.search_accuracy
     left = 10 ** (-low / 10) - 10 ** (-high / 10)
-    room = limit - found.base.price.of("cycles")
+    room = limit - found.base.price.value("cycles")
     gains = [(region.share * left, region.prices["A16W8"]) for region in found.regions if "A16W8" in region.prices]
     for gain, paid in sorted(gains, key=lambda item: item[1] / max(item[0], 1e-30)):
         part = min(1.0, room / paid) if paid > 0 else 1.0
@@ -97,7 +99,7 @@ def _half(found: Tuned) -> float:
     """Cycles, relative to INT8, of the cheapest program that was made and has half of the dB, as they are judged."""
     (whole,) = (c for c in found.candidates if c.precisions == {"": "A16W8"})
     wanted = (found.base.sqnr + whole.sqnr) / 2
-    return min(c.price.of("cycles") for c in found.candidates if c.sqnr >= wanted) / found.base.price.of("cycles")
+    return min(c.price.value("cycles") for c in found.candidates if c.sqnr >= wanted) / found.base.price.value("cycles")
 
 
 def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tuple[float, int]:

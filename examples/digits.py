@@ -1,10 +1,10 @@
-"""Handwritten digits, from training to a program for an Arm NPU, and to the accuracy of the program itself.
+"""Handwritten digits: train a network, export it for an Arm NPU and measure the accuracy of the program.
 
-Trains a small convolutional network on scikit-learn's digits (1,797 real scans of 8x8 pixels), exports it
-with one of the recipes and prints what an engineer asks about the result. Then it loads programs from their
-files and runs them on the test images, in ExecuTorch's runtime on this machine. ``make demo`` runs it; the
-environment variables ``RECIPE`` (a name of ``ArmRecipeType``, by default ETHOSU_U85_INT8) and ``MACS``
-(Ethos-U only; by default 256, 128 on U55) pick another target.
+Trains a small convolutional network on scikit-learn's digits (1,797 scans of 8x8 pixels), exports it with a
+recipe and prints the report. Then it loads the programs from their files and runs them on the test images, in
+ExecuTorch's runtime on this machine. ``make demo`` runs it. Environment variables select another target:
+``RECIPE`` (a name of ``ArmRecipeType``; default: ETHOSU_U85_INT8) and ``MACS`` (Ethos-U only; default: 256,
+128 on U55).
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class DigitNet(nn.Module):
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(32 * 4 * 4, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def forward(self, image: Tensor) -> Tensor:
-        """Maps images with values in [0, 1] to logits."""
+        """Maps images [N, 1, 8, 8] with values in [0, 1] to logits [N, 10]."""
         return self.classifier(self.features(image))
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns images to train and to test with, then their labels; a fifth of the data is for testing."""
+    """Returns training images, test images, training labels and test labels; a fifth of the data is for testing."""
     images, labels = load_digits(return_X_y=True)
     parts = train_test_split(images, labels, test_size=0.2, random_state=0, stratify=labels)
     train_images, test_images = (
@@ -57,13 +57,13 @@ def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(images: Tensor, labels: Tensor, epochs: int = 20, batch: int = 64) -> DigitNet:
-    """Trains a network for some seconds and returns it in eval mode."""
+    """Trains a network for a few seconds and returns it in evaluation mode."""
     torch.manual_seed(0)
     model = DigitNet()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     for _ in range(epochs):
-        for chosen in torch.randperm(len(images)).split(batch):
-            loss = nn.functional.cross_entropy(model(images[chosen]), labels[chosen])
+        for batch_indices in torch.randperm(len(images)).split(batch):
+            loss = nn.functional.cross_entropy(model(images[batch_indices]), labels[batch_indices])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -71,14 +71,14 @@ def train(images: Tensor, labels: Tensor, epochs: int = 20, batch: int = 64) -> 
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Percentage of rows whose largest logit is at the label."""
+    """Returns the top-1 accuracy in percent."""
     return 100 * (logits.argmax(dim=1) == labels).double().mean().item()
 
 
 def recipe_from_environment() -> tuple[ArmRecipeType, dict[str, int]]:
-    """Returns the recipe that ``RECIPE`` and ``MACS`` ask for, and its keyword arguments.
+    """Returns the recipe that ``RECIPE`` and ``MACS`` select, and its keyword arguments.
 
-    Exits with a message that lists the recipes if there is none of that name.
+    Exits with a message that lists the recipes if ``RECIPE`` is unknown.
     """
     name = os.environ.get("RECIPE") or "ETHOSU_U85_INT8"
     if name not in ArmRecipeType.__members__:
@@ -94,7 +94,7 @@ def recipe_from_environment() -> tuple[ArmRecipeType, dict[str, int]]:
 
 
 def file_name(recipe: ArmRecipeType, arguments: dict[str, int]) -> str:
-    """``digits_u85_256.pte`` for ETHOSU_U85_INT8 with 256 MACs, ``digits_tosa_fp.pte`` for TOSA_FP."""
+    """Returns ``digits_u85_256.pte`` for ETHOSU_U85_INT8 with 256 MACs, ``digits_tosa_fp.pte`` for TOSA_FP."""
     name = recipe.name.lower().removeprefix("ethosu_")
     if "macs" in arguments:
         name = f"{name.removesuffix('_int8')}_{arguments['macs']}"
@@ -102,9 +102,9 @@ def file_name(recipe: ArmRecipeType, arguments: dict[str, int]) -> str:
 
 
 def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float | None, str]:
-    """Accuracy of a program from its file, and what executed it; None where this machine cannot, with the reason.
+    """Returns the accuracy of a saved program in percent and how it ran; None and the reason if it cannot run.
 
-    A program that has its reference program beside it is compared with that, logit by logit.
+    A program that was saved with its reference program is compared with it, logit by logit.
     """
     program = load(path)
     backends = {delegate.backend for method in program.content.methods.values() for delegate in method.delegates}
@@ -112,19 +112,19 @@ def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float 
         logits = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1))])
     except RuntimeUnavailable as error:
         return None, str(error)
-    how = f"the .pte itself, {' and '.join(sorted(backends))}"
+    description = f"the .pte, {' and '.join(sorted(backends))}"
     if program.reference is not None:
-        others = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1), backend="tosa")])
-        same = int((logits == others).all(dim=1).sum())
-        how += f"; {same} of {len(others)} results are those of its TOSA graph"
-    return accuracy(logits, labels), how
+        reference_logits = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1), backend="tosa")])
+        equal = int((logits == reference_logits).all(dim=1).sum())
+        description += f"; {equal} of {len(reference_logits)} results equal those of its TOSA graph"
+    return accuracy(logits, labels), description
 
 
 def main() -> None:
-    """Trains, exports, executes the programs on this machine and prints the figures."""
+    """Trains, exports, runs the programs on this machine and prints the figures."""
     recipe, arguments = recipe_from_environment()
     try:
-        chosen = ExportRecipe.get_recipe(recipe, **arguments)  # bad arguments end here, before any training
+        export_recipe = ExportRecipe.get_recipe(recipe, **arguments)  # reports invalid arguments before training
     except ValueError as error:
         raise SystemExit(str(error)) from None
 
@@ -134,16 +134,16 @@ def main() -> None:
     trained = time.perf_counter()
 
     samples = [(image,) for image in train_images[:CALIBRATION_SAMPLES].split(1)]
-    result = export(model, chosen, samples=samples)
+    result = export(model, export_recipe, samples=samples)
     paths = [result.save(file_name(recipe, arguments), reference=recipe.name.startswith("ETHOSU"))]
     exported = time.perf_counter()
 
     for other in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8):
         if other is not recipe:
-            simulated = export(model, ExportRecipe.get_recipe(other), samples=samples)
-            paths.append(simulated.save(file_name(other, {})))
+            reference_result = export(model, ExportRecipe.get_recipe(other), samples=samples)
+            paths.append(reference_result.save(file_name(other, {})))
     with torch.no_grad():
-        in_float = accuracy(model(test_images), test_labels)
+        float_accuracy = accuracy(model(test_images), test_labels)
 
     print(result.report)
     print()
@@ -152,12 +152,12 @@ def main() -> None:
     print(f"Seconds to train        {trained - started:.1f}")
     print(f"Seconds to export       {exported - trained:.1f}")
     print(f"Test images             {len(test_images)}")
-    print(f"Accuracy in float       {in_float:.2f} %")
+    print(f"Accuracy in float       {float_accuracy:.2f} %")
     for path in paths:
-        measured, how = accuracy_of_file(path, test_images, test_labels)
-        figure = "not run:" if measured is None else f"{measured:.2f} %"
-        print(f"{path.name:<23} {figure} ({how})")
-    print(f"Seconds in all          {time.perf_counter() - started:.1f}")
+        program_accuracy, description = accuracy_of_file(path, test_images, test_labels)
+        figure = "not run:" if program_accuracy is None else f"{program_accuracy:.2f} %"
+        print(f"{path.name:<23} {figure} ({description})")
+    print(f"Seconds in total        {time.perf_counter() - started:.1f}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 from arm_backend_core.errors import ModelError
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
-from arm_recipes.comparison.accuracy import flat_labels
+from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
@@ -44,4 +44,4 @@ def test_only_integers_stand_for_real_numbers() -> None:
 
 def test_labels_are_no_complex_numbers() -> None:
     with pytest.raises(ValueError, match="complex64"):
-        flat_labels(torch.tensor([1 + 0j]))
+        flatten_labels(torch.tensor([1 + 0j]))

@@ -1,4 +1,4 @@
-"""Arguments that several commands have, and how they are read."""
+"""Arguments shared by several commands: argparse definitions and parsing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 
-class _Pairs(argparse.Action):
-    """Collects MODULE=NAME."""
+class _CollectPairs(argparse.Action):
+    """Collects MODULE=NAME pairs in a dict."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
@@ -37,41 +37,100 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), module: name})
 
 
-def steps(text: str) -> int | str:
-    """Steps of a call, for argparse: a number, "auto", or "all", which is more than any layer has."""
+def parse_steps(text: str) -> int | str:
+    """Parse steps per call: a number, "auto", or "all", which maps to ``sys.maxsize``."""
     return text if text == "auto" else sys.maxsize if text == "all" else int(text)
 
 
-#: Options of recipes whose flags are not what their default says: a switch for a bool, text for the others.
-SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
-    "macs": ("--macs", {"type": int}),
-    "extra_flags": ("--extra-flags", {"action": "append", "metavar": "FLAG", "help": "for Vela; repeat for more"}),
-    "extensions": ("--extension", {"action": "append", "metavar": "NAME", "help": "of TOSA; repeat for more"}),
+#: Flag and argparse keywords of recipe options. Without an entry, a bool is a switch and other options take text.
+FLAG_OVERRIDES: dict[str, tuple[str, dict[str, Any]]] = {
+    "macs": ("--macs", {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"}),
+    "system_config": (
+        "--system-config",
+        {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
+    ),
+    "memory_mode": (
+        "--memory-mode",
+        {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
+    ),
+    "config_ini": ("--config-ini", {"metavar": "FILE", "help": "use this Vela .ini file"}),
+    "optimise": ("--optimise", {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"}),
+    "sram_budget": (
+        "--sram-budget",
+        {"metavar": "BYTES", "help": "fail if the program needs more SRAM: bytes, or a text such as 512KiB"},
+    ),
+    "flash_budget": (
+        "--flash-budget",
+        {"metavar": "BYTES", "help": "fail if the program needs more flash: bytes, or a text such as 512KiB"},
+    ),
+    "direct_drive": (
+        "--direct-drive",
+        {"action": "store_true", "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself"},
+    ),
+    "mx": ("--mx", {"metavar": "FORMAT", "help": f"use this MX format: {', '.join(options.MX_FORMATS)}"}),
+    "observer": (
+        "--observer",
+        {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
+    ),
+    "quantized_io": (
+        "--quantized-io",
+        {
+            "action": "store_true",
+            "help": "take and return quantized integers, without quantize and dequantize at the boundary",
+        },
+    ),
+    "require_full_delegation": (
+        "--require-full-delegation",
+        {"action": "store_true", "help": "fail if an operator stays on the CPU"},
+    ),
+    "dump_dir": ("--dump-dir", {"metavar": "FOLDER", "help": "write intermediate artifacts to this folder"}),
+    "extra_flags": (
+        "--extra-flags",
+        {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},
+    ),
+    "extensions": (
+        "--extension",
+        {"action": "append", "metavar": "NAME", "help": "enable a TOSA extension; repeat for several"},
+    ),
     "precisions": (
         "--precision",
-        {"action": _Pairs, "metavar": "MODULE=NAME", "help": "A16W8 for one; repeat for more"},
+        {
+            "action": _CollectPairs,
+            "metavar": "MODULE=NAME",
+            "help": "set the precision of a module, such as head=A16W8; repeat for several",
+        },
     ),
-    "per_channel": ("--per-tensor", {"action": "store_false", "help": "one scale per weight tensor"}),
+    "per_channel": (
+        "--per-tensor",
+        {"action": "store_false", "help": "use one scale per weight tensor instead of one per channel"},
+    ),
     "search_alternatives": (
         "--no-search-alternatives",
-        {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"},
+        {"action": "store_false", "help": "use the default alternatives, without cost estimates by Vela"},
     ),
     "algorithms": (
         "--algorithms",
-        {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"},
+        {"nargs": "*", "metavar": "NAME", "help": "enable only these quantization algorithms; without names, none"},
     ),
-    "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "that rounding must leave of each output"}),
+    "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "require this output SQNR, in dB"}),
     "steps_per_call": (
         "--steps-per-call",
-        {"type": steps, "metavar": "N", "help": "of a recurrent layer; auto by default, or all"},
+        {
+            "type": parse_steps,
+            "metavar": "N",
+            "help": "steps of recurrent layers per delegate call: a number, auto or all; default: auto",
+        },
     ),
-    "require_runnable": ("--require-runnable", {"action": "store_true"}),
+    "require_runnable": (
+        "--require-runnable",
+        {"action": "store_true", "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel"},
+    ),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
 
 
-def recipe(text: str) -> str:
-    """The name of a recipe, in any case, for argparse."""
+def parse_recipe(text: str) -> str:
+    """Parse the name of a recipe, in any case."""
     try:
         return recipe_name(text)
     except ValueError as error:
@@ -79,64 +138,75 @@ def recipe(text: str) -> str:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """The model as a file."""
+    """Add the argument for the model's file."""
     parser.add_argument("model", type=Path, help="file written by torch.export.save")
 
 
 def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """A recipe with its options."""
-    which = parser.add_mutually_exclusive_group(required=required)
-    which.add_argument("--recipe", type=recipe, metavar="NAME", help="see arm-recipes recipes")
-    which.add_argument("--tuned", type=Path, metavar="FILE", help="a recipe as arm-recipes tune --save writes it")
+    """Add the arguments for a recipe and its options."""
+    recipe_group = parser.add_mutually_exclusive_group(required=required)
+    recipe_group.add_argument(
+        "--recipe",
+        type=parse_recipe,
+        metavar="NAME",
+        help="recipe to compile for; list them with 'arm-recipes recipes'",
+    )
+    recipe_group.add_argument(
+        "--tuned", type=Path, metavar="FILE", help="use a recipe written by 'arm-recipes tune --save'"
+    )
     for option in options.OPTIONS.values():
         if option.name == "calibration_samples":
-            add_samples(parser, "--calibration-samples", "to calibrate with, instead of the inputs in the model's file")
+            add_samples(parser, "--calibration-samples", "calibration samples; default: the inputs in the model's file")
             continue
-        if option.name == "qat":  # a function, which no command line can give
+        if option.name == "qat":  # a function, which the command line cannot express
             continue
         switch = {"action": "store_true"} if isinstance(option.default, bool) else {}
-        flag, kind = SPECIAL.get(option.name, ("--" + option.name.replace("_", "-"), switch))
-        help_ = {"help": option.expects} if not kind else {}
-        parser.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **{**kind, **help_})
+        flag, keywords = FLAG_OVERRIDES.get(option.name, ("--" + option.name.replace("_", "-"), switch))
+        help_keyword = {"help": option.expects} if not keywords else {}
+        parser.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **{**keywords, **help_keyword})
 
 
-def add_samples(parser: argparse.ArgumentParser, flag: str, what: str, *, required: bool = False) -> None:
-    """Samples of a model's inputs, and what is done to images."""
-    parser.add_argument(flag, metavar="SOURCE", required=required, default=None, help=f"{what}: {_SOURCE}")
+def add_samples(parser: argparse.ArgumentParser, flag: str, purpose: str, *, required: bool = False) -> None:
+    """Add the arguments for samples of a model's inputs, and for the normalization of images."""
+    parser.add_argument(flag, metavar="SOURCE", required=required, default=None, help=f"{purpose}: {_SOURCE}")
     if not any(action.dest == "mean" for action in parser._actions):
-        parser.add_argument("--mean", type=_numbers, metavar="R,G,B", help="taken off images, of 0 to 1; default: 0")
-        parser.add_argument("--std", type=_numbers, metavar="R,G,B", help="that images are divided by; default: 1")
+        parser.add_argument(
+            "--mean", type=_parse_numbers, metavar="R,G,B", help="subtract from images scaled to 0..1; default: 0"
+        )
+        parser.add_argument(
+            "--std", type=_parse_numbers, metavar="R,G,B", help="divide images by, after --mean; default: 1"
+        )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Results as JSON."""
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    """Add the flag for results as JSON."""
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def chosen(given: argparse.Namespace) -> dict[str, Any]:
-    """The options of the recipe, checked as far as that goes without importing PyTorch; calibration is not in it.
+def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the recipe's options without calibration samples, checked as far as possible without PyTorch.
 
     Raises:
-        ValueError: an argument is wrong.
+        ValueError: an argument is invalid.
     """
-    found = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
-    if given.tuned is not None:
-        given.recipe, written = read_recipe(given.tuned)
-        found = written | found
-    source = found.pop("calibration_samples", None)
+    recipe_options = {name: getattr(args, name) for name in options.OPTIONS if hasattr(args, name)}
+    if args.tuned is not None:
+        args.recipe, saved_options = read_recipe(args.tuned)
+        recipe_options = saved_options | recipe_options
+    source = recipe_options.pop("calibration_samples", None)
     if source is not None:
         check_source(source, "--calibration-samples")
-        options.check(given.recipe, {"calibration_samples": [source]})
-    SPECS[given.recipe](options.check(given.recipe, found))
-    check_saved_program(given.model)
-    return found
+        options.check(args.recipe, {"calibration_samples": [source]})
+    SPECS[args.recipe](options.check(args.recipe, recipe_options))
+    check_saved_program(args.model)
+    return recipe_options
 
 
 def load_model(path: Path) -> ExportedProgram:
-    """The program of a file.
+    """Load a program saved by ``torch.export.save``.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the file holds no program.
     """
     from arm_recipes.samples import inputs
 
@@ -144,26 +214,26 @@ def load_model(path: Path) -> ExportedProgram:
     return program
 
 
-def made_recipe(given: argparse.Namespace, found: dict[str, Any], program: ExportedProgram) -> ExportRecipe:
-    """The recipe with these options, and with its calibration samples read.
+def build_recipe(args: argparse.Namespace, recipe_options: dict[str, Any], program: ExportedProgram) -> ExportRecipe:
+    """Build the recipe with its options and calibration samples.
 
     Raises:
-        ValueError: they do not fit the program.
+        ValueError: the samples do not fit the program.
     """
     from arm_recipes import ArmRecipeType, ExportRecipe
 
-    samples = model_samples(given, "calibration_samples", program)
+    samples = model_samples(args, "calibration_samples", program)
     calibration = {} if samples is None else {"calibration_samples": samples}
-    return ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **found, **calibration)
+    return ExportRecipe.get_recipe(ArmRecipeType[args.recipe], **recipe_options, **calibration)
 
 
-def model_samples(given: argparse.Namespace, name: str, program: ExportedProgram) -> Any:
-    """What ``export`` takes as samples, of the source that an argument names; None where it names none.
+def model_samples(args: argparse.Namespace, name: str, program: ExportedProgram) -> Any:
+    """Read the samples of an argument in the form that ``export`` takes; None if the argument is absent.
 
     Raises:
-        ValueError: what is there does not fit the program.
+        ValueError: the samples do not fit the program.
     """
-    source = getattr(given, name)
+    source = getattr(args, name)
     if source is None:
         return None
     import torch
@@ -177,80 +247,84 @@ def model_samples(given: argparse.Namespace, name: str, program: ExportedProgram
         for name, leaf in zip(pattern.names, pattern.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
-    found = read(given, name, slots)
-    if callable(found):
-        return found
-    made = []
-    for tensors in found:
+    samples = read_argument_samples(args, name, slots)
+    if callable(samples):
+        return samples
+    structured = []
+    for tensors in samples:
         values = iter(tensors)
-        made.append(pattern.unflatten([next(values) if isinstance(x, torch.Tensor) else x for x in pattern.leaves]))
-    return made
+        structured.append(
+            pattern.unflatten([next(values) if isinstance(x, torch.Tensor) else x for x in pattern.leaves])
+        )
+    return structured
 
 
-def read(given: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> Any:
-    """Samples as tuples of tensors, one for each of ``slots``; a function of the user's as it is.
+def read_argument_samples(args: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> Any:
+    """Read the samples of an argument as tuples of tensors, one per slot; return a user's function unchanged.
 
     Raises:
-        ValueError: what is there does not fit.
+        ValueError: the samples do not fit the slots.
     """
-    images = Images(given.mean or (0.0,), given.std or (1.0,))
-    return read_samples(getattr(given, name), f"--{name.replace('_', '-')}", slots, images)
+    images = Images(args.mean or (0.0,), args.std or (1.0,))
+    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", slots, images)
 
 
-def program_slots(program: Program, method: str) -> Sequence[TensorInfo]:
-    """The inputs of a method.
+def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:
+    """Return the inputs of a method.
 
     Raises:
-        ValueError: one is no tensor.
+        ValueError: an input is not a tensor.
     """
     from arm_recipes.runtime.tensor_info import TensorInfo
 
     slots = []
     for value in program.signature(method).inputs:
         if not isinstance(value, TensorInfo):
-            raise ValueError(f"'{method}' takes '{value.name}' ({value}), which is no tensor: use it from Python")
+            raise ValueError(
+                f"'{method}' takes '{value.name}' ({value}), which is not a tensor; run this program from Python"
+            )
         slots.append(value)
     return slots
 
 
-def check_apart(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
-    """Find out whether a command would write over a file that it reads, or over another one that it writes.
+def check_no_overwrite(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
+    """Check that a command overwrites neither a file that it reads nor another one that it writes.
 
     Raises:
-        ValueError: it would.
+        ValueError: it would overwrite a file.
     """
-    known = {Path(path).expanduser().resolve() for path in read if path is not None}
+    paths = {Path(path).expanduser().resolve() for path in read if path is not None}
     for path in written:
         if path is None:
             continue
         target = Path(path).expanduser().resolve()
-        if target in known:
-            raise ValueError(f"cannot write '{path}': the command reads that file, or writes something else there")
-        known.add(target)
+        if target in paths:
+            raise ValueError(f"cannot write '{path}': the command reads this file or writes another result to it")
+        paths.add(target)
 
 
-def wrote(path: Path) -> None:
-    """Say what was written, where it does not get in the way of the result."""
+def report_written(path: Path) -> None:
+    """Report a written file on stderr, apart from the result."""
     print(f"wrote {path}", file=sys.stderr)
 
 
-def show(result: Any, *, as_json: bool) -> None:
-    """Print what has ``to_dict`` and ``__str__``."""
+def print_result(result: Any, *, as_json: bool) -> None:
+    """Print a result as text or JSON."""
     if as_json:
-        show_json(result.to_dict())
+        print_json(result.to_dict())
     else:
         print(result)
 
 
-def show_json(value: Any) -> None:
-    """Print the one document of a command's ``--json``; it is JSON for every reader: infinity and NaN are texts."""
+def print_json(value: Any) -> None:
+    """Print the single document of ``--json`` as strict JSON: infinity and NaN are strings."""
     from arm_recipes._internal.rendering import to_jsonable
 
     print(json.dumps(to_jsonable(value), indent=2, allow_nan=False))
 
 
-def _numbers(text: str) -> tuple[float, ...]:
+def _parse_numbers(text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number, or numbers with commas between them") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number or a comma-separated list of numbers") from None

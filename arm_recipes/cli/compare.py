@@ -15,70 +15,74 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Its arguments."""
+def add_command(commands: Commands) -> None:
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "compare",
-        help="tell what a program loses against its model, or against another program",
-        description="With the file of a model and a recipe: export it, and compare the program as it runs here with "
-        "the model in floating point. With two programs: compare the second with the first.",
+        help="compare a program with its model or with another program",
+        description="Given a model and a recipe, export the model, run the program on this machine and compare it with "
+        "the floating-point model. Given two programs, compare the second with the first.",
     )
     parser.add_argument("model", type=Path, help="file written by torch.export.save, or a .pte")
-    parser.add_argument("other", type=Path, nargs="?", help="a second .pte")
-    arguments.add_samples(parser, "--samples", "to compare with: others than those that calibrate", required=True)
+    parser.add_argument("other", type=Path, nargs="?", help="second .pte to compare with the first")
+    arguments.add_samples(
+        parser, "--samples", "samples to compare on, other than the calibration samples", required=True
+    )
     arguments.add_recipe(parser, required=False)
-    parser.add_argument("--labels", type=Path, help="an .npy file of classes, one for each item of the samples")
-    parser.add_argument("--method", default="forward")
-    parser.add_argument("--html", type=Path, help="write a page of the report and the comparison there (needs Plotly)")
+    parser.add_argument("--labels", type=Path, help="class indices in an .npy file, one per item of the samples")
+    parser.add_argument("--method", default="forward", help="method to run; default: forward")
+    parser.add_argument("--html", type=Path, help="write report and comparison to this HTML file (needs Plotly)")
     arguments.add_json(parser)
     parser.set_defaults(call=_compare)
 
 
-def _compare(given: argparse.Namespace) -> None:
-    check_source(given.samples, "--samples")
-    labels = None if given.labels is None else _labels(given.labels)
-    has_recipe = given.recipe is not None or given.tuned is not None
-    if (given.other is None) == (not has_recipe):
-        raise ValueError("compare takes a model with --recipe, or two programs without")
+def _compare(args: argparse.Namespace) -> None:
+    check_source(args.samples, "--samples")
+    labels = None if args.labels is None else _read_labels(args.labels)
+    has_recipe = args.recipe is not None or args.tuned is not None
+    if (args.other is None) == (not has_recipe):
+        raise ValueError("compare takes a model with --recipe, or two programs without it")
     if not has_recipe:
-        lost = [name for name in options.OPTIONS if getattr(given, name, None) is not None]
-        if lost:
-            raise ValueError(f"{lost[0]} belongs to a recipe, and two programs are compiled already: leave it out")
-    page = None if given.html is None else check_writable(given.html)
-    arguments.check_apart([given.model, given.other, given.samples, given.calibration_samples, given.labels], [page])
-    if given.other is None:
-        found, report = _with_model(given, labels)
-        if page is not None:
-            arguments.wrote(report.save_html(page, found))
-    elif page is not None:
-        raise ValueError("--html: the page is of an export's report; give a model and --recipe")
+        recipe_flags = [name for name in options.OPTIONS if getattr(args, name, None) is not None]
+        if recipe_flags:
+            raise ValueError(f"{recipe_flags[0]} is a recipe option, and both programs are compiled already; remove it")
+    html_path = None if args.html is None else check_writable(args.html)
+    arguments.check_no_overwrite(
+        [args.model, args.other, args.samples, args.calibration_samples, args.labels], [html_path]
+    )
+    if args.other is None:
+        comparison, report = _compare_with_model(args, labels)
+        if html_path is not None:
+            arguments.report_written(report.save_html(html_path, comparison))
+    elif html_path is not None:
+        raise ValueError("--html needs the report of an export; give a model and --recipe")
     else:
-        found = _programs(given, labels)
-    arguments.show(found, as_json=given.json)
+        comparison = _compare_programs(args, labels)
+    arguments.print_result(comparison, as_json=args.json)
 
 
-def _with_model(given: argparse.Namespace, labels: Any) -> tuple[Any, Any]:
-    chosen = arguments.chosen(given)
+def _compare_with_model(args: argparse.Namespace, labels: Any) -> tuple[Any, Any]:
+    recipe_options = arguments.read_recipe_options(args)
     from arm_recipes import export
 
-    program = arguments.load_model(given.model)
-    result = export(program, arguments.made_recipe(given, chosen, program))
-    samples = arguments.model_samples(given, "samples", program)
-    return result.compare(samples, labels, method=given.method), result.report
+    program = arguments.load_model(args.model)
+    result = export(program, arguments.build_recipe(args, recipe_options, program))
+    samples = arguments.model_samples(args, "samples", program)
+    return result.compare(samples, labels, method=args.method), result.report
 
 
-def _programs(given: argparse.Namespace, labels: Any) -> Any:
-    for path in (given.model, given.other):
+def _compare_programs(args: argparse.Namespace, labels: Any) -> Any:
+    for path in (args.model, args.other):
         check_file(path, "program")
     from arm_recipes import compare
     from arm_recipes.runtime.load import load
 
-    slots = arguments.program_slots(load(given.model), given.method)
-    samples = arguments.read(given, "samples", slots)
-    return compare(given.model, given.other, samples, labels, method=given.method)
+    slots = arguments.program_inputs(load(args.model), args.method)
+    samples = arguments.read_argument_samples(args, "samples", slots)
+    return compare(args.model, args.other, samples, labels, method=args.method)
 
 
-def _labels(path: Path) -> Any:
+def _read_labels(path: Path) -> Any:
     import numpy as np
 
     try:
@@ -86,5 +90,5 @@ def _labels(path: Path) -> Any:
     except (OSError, ValueError) as error:
         raise ValueError(f"--labels: '{path}' cannot be read as an array: {error}") from error
     if not isinstance(loaded, np.ndarray) or loaded.ndim != 1 or loaded.dtype.kind not in "iu":
-        raise ValueError(f"--labels: '{path}' is not an .npy file of integers in one dimension")
+        raise ValueError(f"--labels: '{path}' is not an .npy file with a one-dimensional integer array")
     return loaded

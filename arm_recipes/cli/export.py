@@ -14,43 +14,49 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Its arguments."""
+def add_command(commands: Commands) -> None:
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "export",
         help="compile a program that torch.export.save wrote",
-        description="Compile a program. Quantizing recipes calibrate with --calibration-samples, or with the "
+        description="Compile a program. Integer recipes calibrate with --calibration-samples, or by default with the "
         "inputs saved in the program.",
     )
     arguments.add_model(parser)
-    parser.add_argument("-o", "--output", type=Path, help="default: the model's name with .pte")
+    parser.add_argument(
+        "-o", "--output", type=Path, help="write the program to this file; default: the model's name with .pte"
+    )
     arguments.add_recipe(parser)
-    parser.add_argument("--reference", action="store_true", help="write the reference program too: model.tosa.pte")
-    parser.add_argument("--etrecord", action="store_true", help="write ExecuTorch's record too: model.etrecord")
-    arguments.add_samples(parser, "--bundled-samples", "write a bundled program too, model.bpte, with what these give")
-    parser.add_argument("--html", type=Path, help="write the report as a page there (needs Plotly)")
-    parser.add_argument("--channels-last", action="store_true", help="take images as torch.channels_last has them")
-    parser.add_argument("--cache-dir", type=Path, help="keep programs there; what is there already is not made again")
-    parser.add_argument("--verify", action="store_true", help="run what Vela compiled, against its TOSA graph")
+    parser.add_argument("--reference", action="store_true", help="also write the reference program, model.tosa.pte")
+    parser.add_argument("--etrecord", action="store_true", help="also write the ETRecord, model.etrecord")
+    arguments.add_samples(
+        parser, "--bundled-samples", "also write a bundled program, model.bpte, with these samples and their outputs"
+    )
+    parser.add_argument("--html", type=Path, help="write the report to this HTML file (needs Plotly)")
+    parser.add_argument(
+        "--channels-last", action="store_true", help="compile for inputs in torch.channels_last memory format"
+    )
+    parser.add_argument("--cache-dir", type=Path, help="cache compiled programs in this folder")
+    parser.add_argument("--verify", action="store_true", help="run Vela's code and compare it with its TOSA graph")
     arguments.add_json(parser)
     parser.set_defaults(call=_export)
 
 
-def _export(given: argparse.Namespace) -> None:
-    chosen = arguments.chosen(given)
-    output = check_writable(given.output or given.model.with_suffix(".pte"))
-    page = None if given.html is None else check_writable(given.html)
-    if given.bundled_samples is not None:
-        check_source(given.bundled_samples, "--bundled-samples")
-    arguments.check_apart([given.model, given.calibration_samples, given.bundled_samples], [output, page])
+def _export(args: argparse.Namespace) -> None:
+    recipe_options = arguments.read_recipe_options(args)
+    output = check_writable(args.output or args.model.with_suffix(".pte"))
+    html_path = None if args.html is None else check_writable(args.html)
+    if args.bundled_samples is not None:
+        check_source(args.bundled_samples, "--bundled-samples")
+    arguments.check_no_overwrite([args.model, args.calibration_samples, args.bundled_samples], [output, html_path])
     from arm_recipes import export
 
-    program = arguments.load_model(given.model)
-    recipe = arguments.made_recipe(given, chosen, program)
-    result = export(program, recipe, channels_last=given.channels_last, verify=given.verify, cache_dir=given.cache_dir)
-    bundled = arguments.model_samples(given, "bundled_samples", program)
-    result.save(output, reference=given.reference, etrecord=given.etrecord, bundled_samples=bundled)
-    arguments.show(result.report, as_json=given.json)
-    arguments.wrote(output)
-    if page is not None:
-        arguments.wrote(result.report.save_html(page))
+    program = arguments.load_model(args.model)
+    recipe = arguments.build_recipe(args, recipe_options, program)
+    result = export(program, recipe, channels_last=args.channels_last, verify=args.verify, cache_dir=args.cache_dir)
+    bundled = arguments.model_samples(args, "bundled_samples", program)
+    result.save(output, reference=args.reference, etrecord=args.etrecord, bundled_samples=bundled)
+    arguments.print_result(result.report, as_json=args.json)
+    arguments.report_written(output)
+    if html_path is not None:
+        arguments.report_written(result.report.save_html(html_path))

@@ -14,35 +14,35 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Its arguments."""
+def add_command(commands: Commands) -> None:
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "firmware",
-        help="write a folder that builds: a program, its backend, its memory and its test",
-        description="Write what a firmware for Cortex-M needs of a program for an Ethos-U. Its memory is computed, and "
-        "tried here to the byte.",
+        help="write firmware sources for a program: data, backend, memory pools and self-test",
+        description="Write a folder with the sources that Cortex-M firmware needs to run an Ethos-U program. Memory "
+        "pools are sized to the byte and verified on this machine.",
     )
-    parser.add_argument("program", type=Path, help="a .pte file")
+    parser.add_argument("program", type=Path, help=".pte file")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="the folder: new, empty, or from an earlier call"
+        "-o", "--output", type=Path, required=True, help="folder to write: new, empty or from an earlier call"
     )
-    arguments.add_samples(parser, "--samples", "inputs of the self-test, all of which stand in flash; default: noise")
-    parser.add_argument("--method", default="forward", help="that the samples are for")
+    arguments.add_samples(parser, "--samples", "inputs of the self-test, stored in flash; default: noise")
+    parser.add_argument("--method", default="forward", help="method that the samples are for; default: forward")
     arguments.add_json(parser)
     parser.set_defaults(call=_firmware)
 
 
-def _firmware(given: argparse.Namespace) -> None:
-    if given.samples is not None:
-        check_source(given.samples, "--samples")
-    check_file(given.program, "program")
+def _firmware(args: argparse.Namespace) -> None:
+    if args.samples is not None:
+        check_source(args.samples, "--samples")
+    check_file(args.program, "program")
     from arm_recipes.firmware.saving import save_firmware
     from arm_recipes.runtime.load import load
 
-    program, samples = load(given.program), None
-    if given.samples is not None:
-        found = arguments.read(given, "samples", arguments.program_slots(program, given.method))
-        samples = {given.method: found() if callable(found) else found}
-    firmware = save_firmware(program, given.output, samples)
-    arguments.show(firmware, as_json=given.json)
-    arguments.wrote(given.output)
+    program, samples = load(args.program), None
+    if args.samples is not None:
+        read = arguments.read_argument_samples(args, "samples", arguments.program_inputs(program, args.method))
+        samples = {args.method: read() if callable(read) else read}
+    firmware = save_firmware(program, args.output, samples)
+    arguments.print_result(firmware, as_json=args.json)
+    arguments.report_written(args.output)

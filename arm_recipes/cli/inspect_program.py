@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Its arguments."""
-    parser = commands.add_parser("inspect", help="tell what is in a program, and what the firmware must have for it")
-    parser.add_argument("program", type=Path, help="a .pte file, or a .tflite that Vela compiled")
+def add_command(commands: Commands) -> None:
+    """Add the command and its arguments."""
+    parser = commands.add_parser("inspect", help="show the contents of a program and its requirements on the firmware")
+    parser.add_argument("program", type=Path, help=".pte file, or .tflite file compiled by Vela")
     arguments.add_json(parser)
     parser.set_defaults(call=_inspect)
 
 
-def _inspect(given: argparse.Namespace) -> None:
+def _inspect(args: argparse.Namespace) -> None:
     from arm_recipes.runtime.inspect import inspect_program
 
-    arguments.show(inspect_program(given.program), as_json=given.json)
+    arguments.print_result(inspect_program(args.program), as_json=args.json)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Their arguments."""
+def add_command(commands: Commands) -> None:
+    """Add the commands and their arguments."""
     for name, what, call in (
         ("recipes", "list the recipes and their options", _recipes),
         ("operators", "list the ATen operators that can be delegated", _operators),
@@ -30,11 +30,11 @@ def add(commands: Commands) -> None:
         parser.set_defaults(call=call)
 
 
-def _recipes(given: argparse.Namespace) -> None:
+def _recipes(args: argparse.Namespace) -> None:
     allowed = {name: options.allowed(name) for name in SPECS}
     expects = {option.name: option.expects for option in options.OPTIONS.values()}
-    if given.json:
-        arguments.show_json({"recipes": allowed, "options": expects})
+    if args.json:
+        arguments.print_json({"recipes": allowed, "options": expects})
         return
     for name, names in allowed.items():
         print(f"{name:<18} {', '.join(names)}")
@@ -43,36 +43,36 @@ def _recipes(given: argparse.Namespace) -> None:
         print(f"{name:<24} {text}")
 
 
-def _operators(given: argparse.Namespace) -> None:
-    rows = _known()
-    if given.json:
-        arguments.show_json({"operators": rows})
+def _operators(args: argparse.Namespace) -> None:
+    rows = _operator_rows()
+    if args.json:
+        arguments.print_json({"operators": rows})
         return
     for row in rows:
         if row["integer"] is None:
-            print(f"{row['operator']:<48} made of other operators")
+            print(f"{row['operator']:<48} decomposed into other operators")
         else:
             print(f"{row['operator']:<48} integer: {row['integer']:<6} annotation: {row['annotation']}")
     print(f"{len(rows)} operators")
 
 
-def _known() -> list[dict[str, Any]]:
-    """The operators, kept from call to call: the records need PyTorch, whose import takes seconds."""
-    kept = cache_folder() / f"operators-{_key()}.json"
+def _operator_rows() -> list[dict[str, Any]]:
+    """Return the operators from a disk cache, as the records need PyTorch, whose import takes seconds."""
+    cache_file = cache_folder() / f"operators-{_cache_key()}.json"
     try:
-        rows: list[dict[str, Any]] = json.loads(kept.read_text())
+        rows: list[dict[str, Any]] = json.loads(cache_file.read_text())
     except (OSError, ValueError):
-        rows = _recorded()
+        rows = _read_records()
         try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(kept, json.dumps(rows).encode())
-        except OSError:  # slower the next time
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(cache_file, json.dumps(rows).encode())
+        except OSError:  # without a cache, the next call is slower
             pass
     return rows
 
 
-def _key() -> str:
-    """Changes with the compiler's sources and with PyTorch."""
+def _cache_key() -> str:
+    """Return the cache key: a hash of the compiler's sources and the versions of PyTorch and ExecuTorch."""
     root = Path(arm_backend_core.__file__).parent
     digest = hashlib.sha256(f"{version('torch')} {version('executorch')}".encode())
     for source in sorted(root.rglob("*.py")):
@@ -80,8 +80,8 @@ def _key() -> str:
     return digest.hexdigest()[:24]
 
 
-def _recorded() -> list[dict[str, Any]]:
-    """Read from the records that the compiler itself uses."""
+def _read_records() -> list[dict[str, Any]]:
+    """Read the operators from the compiler's records."""
     from arm_backend_core.ops.catalog import records
     from arm_backend_core.ops.registry import Composite
 

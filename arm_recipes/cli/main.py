@@ -15,55 +15,62 @@ from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.cli import compare, export, firmware, inspect_program, list_recipes, run, sweep, tune
 from arm_recipes.runtime.errors import RunError
 
-#: In the order in which a user comes to need them.
+#: In the order of a typical workflow.
 _COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, list_recipes)
-_CODES = "exit codes: 0 done; 1 the export or the run failed; 2 wrong arguments; 130 interrupted"
+_EXIT_CODES = "exit codes: 0 success; 1 export or run failed; 2 invalid arguments; 130 interrupted"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Returns:
-        0: done; 1: an export or a run failed; 2: the arguments are wrong (also how argparse exits); 130: interrupted.
+        Exit code. 0: success; 1: an export or a run failed; 2: invalid arguments (as argparse); 130: interrupted.
     """
-    # PyTorch and ExecuTorch take seconds to import: not before the arguments are known to be right.
-    given = _parser().parse_args(arguments)
+    # Importing PyTorch and ExecuTorch takes seconds: check the arguments first.
+    args = _make_parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore" if given.quiet else "always", ArmRecipesWarning)
-            if given.verbose:
+            warnings.simplefilter("ignore" if args.quiet else "always", ArmRecipesWarning)
+            if args.verbose:
                 logging.basicConfig(format="%(message)s")
                 LOGGER.setLevel(logging.INFO)
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-            given.call(given)
+            args.call(args)
             sys.stdout.flush()
-    except BrokenPipeError:  # of "| head": what is left to print has no reader
+    except BrokenPipeError:  # for example "| head": nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ArmBackendError, ExportError, RunError, OSError) as error:  # OSError: a disk that is full, for example
-        return _said(error, 1)
+    except (ArmBackendError, ExportError, RunError, OSError) as error:  # OSError: for example a full disk
+        return _print_error(error, 1)
     except (ValueError, TypeError) as error:
-        return _said(error, 2)
+        return _print_error(error, 2)
     except KeyboardInterrupt:
         return 130
     return 0
 
 
-def _said(error: Exception, code: int) -> int:
+def _print_error(error: Exception, code: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="arm-recipes", description="Compile PyTorch programs for Arm targets, and run them here.", epilog=_CODES
+        prog="arm-recipes",
+        description="Compile PyTorch programs for Arm targets and run them on this machine.",
+        epilog=_EXIT_CODES,
     )
-    parser.add_argument("--version", action="version", version=_versions(), help="of this package and its tools")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=_versions(),
+        help="print the versions of this package and its tools, and exit",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for command in _COMMANDS:
-        command.add(commands)
-    for each in commands.choices.values():
-        each.add_argument("-q", "--quiet", action="store_true", help="no warnings")
-        each.add_argument("-v", "--verbose", action="store_true", help="log what runs, with its time, to stderr")
+        command.add_command(commands)
+    for command_parser in commands.choices.values():
+        command_parser.add_argument("-q", "--quiet", action="store_true", help="suppress warnings")
+        command_parser.add_argument("-v", "--verbose", action="store_true", help="log each step and its time to stderr")
     return parser
 
 

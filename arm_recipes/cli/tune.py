@@ -16,77 +16,85 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-def add(commands: Commands) -> None:
-    """Its arguments."""
+def add_command(commands: Commands) -> None:
+    """Add the command and its arguments."""
     parser = commands.add_parser(
         "tune",
-        help="choose a precision for each part of a model, within a budget",
-        description="Find the most exact program within limits, or the cheapest that is exact enough. Without any "
+        help="search for a precision of each module, within a budget",
+        description="Find the most accurate program within limits, or the cheapest accurate enough one. Default "
         "goal: at most 1.1 times the cycles of the recipe's own program.",
     )
     arguments.add_model(parser)
     arguments.add_recipe(parser)
-    arguments.add_samples(parser, "--samples", "to calibrate and measure with, instead of those in the model's file")
-    arguments.add_samples(parser, "--test-samples", "to judge with, others than --samples")
-    for name in goals.PRICES:
-        parser.add_argument(f"--{name}", type=_limit, help="at most: 1.1 is a factor, 512KiB or 400000 absolute")
-    parser.add_argument("--sqnr", type=float, metavar="DB", help="at least; the cheapest program that has it")
+    arguments.add_samples(
+        parser, "--samples", "samples to calibrate and measure with; default: the inputs in the model's file"
+    )
+    arguments.add_samples(parser, "--test-samples", "samples to test the result with, other than --samples")
+    for name in goals.COST_KINDS:
+        parser.add_argument(
+            f"--{name}",
+            type=_parse_limit,
+            help="upper limit: a factor such as 1.1, or absolute such as 512KiB or 400000",
+        )
+    parser.add_argument(
+        "--sqnr", type=float, metavar="DB", help="minimum SQNR in dB; find the cheapest program that reaches it"
+    )
     parser.add_argument(
         "--candidate-precisions",
         action="append",
         choices=precisions.NAMES,
         metavar="NAME",
-        help="a precision; repeat for more",
+        help="precision to choose from; repeat for several",
     )
-    parser.add_argument("--cache-dir", type=Path, help="where what was tried is kept, to go on from")
-    parser.add_argument("-o", "--output", type=Path, help="write the program there")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the recipe there, for export --tuned")
-    parser.add_argument("--html", type=Path, help="write a picture there (needs Plotly)")
+    parser.add_argument("--cache-dir", type=Path, help="keep results in this folder and resume from it")
+    parser.add_argument("-o", "--output", type=Path, help="write the program to this file")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the recipe to this file, for export --tuned")
+    parser.add_argument("--html", type=Path, help="write a chart to this HTML file (needs Plotly)")
     arguments.add_json(parser)
     parser.set_defaults(call=_tune)
 
 
-def _tune(given: argparse.Namespace) -> None:
-    chosen = arguments.chosen(given)
-    for flag, source in (("--samples", given.samples), ("--test-samples", given.test_samples)):
+def _tune(args: argparse.Namespace) -> None:
+    recipe_options = arguments.read_recipe_options(args)
+    for flag, source in (("--samples", args.samples), ("--test-samples", args.test_samples)):
         if source is not None:
             check_source(source, flag)
-    budget = {name: getattr(given, name) for name in goals.PRICES if getattr(given, name) is not None} or None
-    goals.check(budget, given.sqnr, None)
-    written = {name: getattr(given, name) for name in ("output", "save", "html")}
-    paths = {name: None if path is None else check_writable(path) for name, path in written.items()}
-    read = [given.model, given.samples, given.test_samples, given.calibration_samples, given.tuned]
-    arguments.check_apart(read, paths.values())
+    budget = {name: getattr(args, name) for name in goals.COST_KINDS if getattr(args, name) is not None} or None
+    goals.check_goal(budget, args.sqnr, None)
+    outputs = {name: getattr(args, name) for name in ("output", "save", "html")}
+    paths = {name: None if path is None else check_writable(path) for name, path in outputs.items()}
+    read = [args.model, args.samples, args.test_samples, args.calibration_samples, args.tuned]
+    arguments.check_no_overwrite(read, paths.values())
     from arm_recipes import ArmRecipe, tune
 
-    program = arguments.load_model(given.model)
-    recipe = arguments.made_recipe(given, chosen, program)
+    program = arguments.load_model(args.model)
+    recipe = arguments.build_recipe(args, recipe_options, program)
     assert isinstance(recipe, ArmRecipe)
-    samples = arguments.model_samples(given, "samples", program)
-    found = tune(
+    samples = arguments.model_samples(args, "samples", program)
+    result = tune(
         program,
         recipe,
         samples,
         budget=budget,
-        min_metric=given.sqnr,
-        candidate_precisions=given.candidate_precisions,
-        test_samples=arguments.model_samples(given, "test_samples", program),
-        cache_dir=given.cache_dir,
+        min_metric=args.sqnr,
+        candidate_precisions=args.candidate_precisions,
+        test_samples=arguments.model_samples(args, "test_samples", program),
+        cache_dir=args.cache_dir,
     )
     if paths["output"] is not None:
-        found.best.save(paths["output"])
+        result.best.save(paths["output"])
     if paths["save"] is not None:
-        found.save(paths["save"])
+        result.save(paths["save"])
     if paths["html"] is not None:
-        found.plot().write_html(str(paths["html"]))
-    arguments.show(found, as_json=given.json)
+        result.plot().write_html(str(paths["html"]))
+    arguments.print_result(result, as_json=args.json)
     for path in paths.values():
         if path is not None:
-            arguments.wrote(path)
+            arguments.report_written(path)
 
 
-def _limit(text: str) -> Any:
-    """A factor where there is a point and no unit, else a number, or a text with a unit."""
+def _parse_limit(text: str) -> Any:
+    """Parse a limit: a factor (with a decimal point and no unit), an integer, or a text with a unit."""
     try:
         return float(text) if "." in text else int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""How often the model and the program are right: labels, or a metric of the user's."""
+"""Task accuracy of the model and of the program: top-1 accuracy by labels, or the mean of a user's metric."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Metric = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """What a task makes of the outputs.
+    """Task accuracy of the reference and of the program.
 
     Attributes:
-        metric: its name.
-        reference, program: its value for what is compared with, and for the program.
-        items: how many it is the mean of.
-        agreeing: of these, how many of the program's predictions are the reference's; None for a metric.
+        metric: name of the metric.
+        reference, program: value of the metric for the reference and for the program.
+        items: number of items that the metric is averaged over.
+        agreeing: number of items with equal predictions of program and reference; None for a user's metric.
     """
 
     metric: str
@@ -33,64 +33,73 @@ class Accuracy:
     agreeing: int | None = None
 
 
-def by_metric(metric: Metric, right: Sequence[Any], given: Sequence[Any], samples: Sequence[Any]) -> Accuracy:
-    """The mean of a function of outputs and samples.
+def compute_metric(
+    metric: Metric, reference: Sequence[Any], program: Sequence[Any], samples: Sequence[Any]
+) -> Accuracy:
+    """Average ``metric(outputs, sample)`` over all samples.
+
+    Args:
+        reference, program: outputs of each sample.
 
     Raises:
-        ValueError: it gives something else than a number.
+        ValueError: the metric does not return a number.
     """
 
     def mean(outputs: Sequence[Any]) -> float:
         values = [
-            _number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))
+            _as_number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))
         ]
         return sum(values) / len(values)
 
-    return Accuracy(str(getattr(metric, "__name__", "metric")), mean(right), mean(given), len(samples))
+    return Accuracy(str(getattr(metric, "__name__", "metric")), mean(reference), mean(program), len(samples))
 
 
-def _number(metric: Metric, value: Any, index: int) -> float:
+def _as_number(metric: Metric, value: Any, index: int) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
         name = getattr(metric, "__name__", "metric")
         raise ValueError(
-            f"metric: {name}(outputs, sample) must give a number; for sample {index} it gave {type(value).__name__}"
+            f"metric: {name}(outputs, sample) must return a number; for sample {index} it gave {type(value).__name__}"
         ) from error
 
 
-def by_labels(wanted: Tensor, right: Sequence[Any], given: Sequence[Any], *, wrapped: bool) -> Accuracy:
-    """How many of the largest scores of the first output are at the labels.
+def compute_top1_accuracy(
+    labels: Tensor, reference: Sequence[Any], program: Sequence[Any], *, has_padding: bool
+) -> Accuracy:
+    """Compute the share of items whose largest class score is at the label.
 
     Args:
-        wanted: one for each item of each sample, in order.
-        right, given: first outputs by sample, scores of classes.
-        wrapped: the last items may be repeated ones, which have no label.
+        labels: one class index for each item of each sample, in order.
+        reference, program: first output of each sample: class scores.
+        has_padding: the last items may be repetitions without a label.
 
     Raises:
-        ValueError: there are more or fewer labels than items, or the first output has no scores.
+        ValueError: the numbers of labels and items differ, or the first output holds no class scores.
     """
-    found = []
-    for outputs in (right, given):
-        scores = [_scores(output) for output in outputs]
-        axis = _classes(scores[0], len(scores), wanted.numel())
+    by_side = []
+    for outputs in (reference, program):
+        scores = [_check_scores(output) for output in outputs]
+        axis = _class_axis(scores[0], len(scores), labels.numel())
         predictions = torch.cat([one.argmax(axis).flatten() for one in scores])
-        found.append(predictions[: wanted.numel()] if wrapped else predictions)
-    for predictions in found:
-        if predictions.numel() != wanted.numel():
+        by_side.append(predictions[: labels.numel()] if has_padding else predictions)
+    for predictions in by_side:
+        if predictions.numel() != labels.numel():
             raise ValueError(
-                f"labels: there are {wanted.numel()}, and {len(right)} samples have {predictions.numel()} items; give "
-                "one for each item, in the order of the samples"
+                f"labels: there are {labels.numel()}, but {len(reference)} samples have {predictions.numel()} items; "
+                "give one label for each item, in the order of the samples"
             )
-    one, other = (float((predictions == wanted).double().mean()) for predictions in found)
-    return Accuracy("top-1 accuracy", one, other, wanted.numel(), int((found[0] == found[1]).sum()))
+    reference_share, program_share = (float((predictions == labels).double().mean()) for predictions in by_side)
+    return Accuracy(
+        "top-1 accuracy", reference_share, program_share, labels.numel(), int((by_side[0] == by_side[1]).sum())
+    )
 
 
-def flat_labels(labels: Any) -> Tensor:
-    """Labels in a row.
+def flatten_labels(labels: Any) -> Tensor:
+    """Flatten labels to an int64 tensor [N] on the CPU.
 
     Raises:
-        ValueError: they are no integers.
+        ValueError: the labels are not integers.
     """
     try:
         if isinstance(labels, (Tensor, np.ndarray, int)):
@@ -98,24 +107,23 @@ def flat_labels(labels: Any) -> Tensor:
         else:
             flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"labels: must be integers, one for each item, in a list, an array or a tensor: {error}"
-        ) from error
+        raise ValueError(f"labels: must be integers, one per item, in a list, an array or a tensor: {error}") from error
     if kind_of(flat.dtype) not in INTEGER_OR_BOOL:
-        raise ValueError(f"labels: must be integers, numbers of classes; got {flat.dtype}: use metric= for other tasks")
+        raise ValueError(f"labels: must be integer class indices, got {flat.dtype}; use metric= for other tasks")
     return flat.long().cpu()
 
 
-def _scores(output: Any) -> Tensor:
+def _check_scores(output: Any) -> Tensor:
     if not isinstance(output, Tensor) or kind_of(output.dtype) is not ScalarKind.FLOAT or not output.dim():
-        what = f"{output.dtype}{list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        description = f"{output.dtype}{list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
-            f"labels: the first output is {what}, no scores of classes; give metric=, a function of outputs and sample"
+            f"labels: the first output is {description}, not class scores; use metric=, a function of outputs and "
+            "sample"
         )
     return output if output.dim() > 1 else output[None]
 
 
-def _classes(scores: Tensor, samples: int, labels: int) -> int:
-    """The dimension that is the classes': the second one of images, the last one of tokens, by the number of labels."""
-    fits = [axis for axis in (1, -1) if samples * scores.numel() // max(scores.shape[axis], 1) == labels]
-    return fits[0] if fits else -1
+def _class_axis(scores: Tensor, samples: int, labels: int) -> int:
+    """Return the class dimension that fits the number of labels: 1 for images [N, C, ...], -1 for tokens."""
+    matching_axes = [axis for axis in (1, -1) if samples * scores.numel() // max(scores.shape[axis], 1) == labels]
+    return matching_axes[0] if matching_axes else -1

@@ -1,4 +1,7 @@
-"""What could be done about a layer that loses much, from what was measured of it."""
+"""Diagnosis of a quantized layer's error: its main cause, what to change, and the SQNR expected after the change.
+
+Measured noise is split into clipping, rounding and weight error; the largest part is the cause.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +9,28 @@ from dataclasses import dataclass
 
 from arm_backend_core.quantization.diagnostics.error_metrics import Losses, QuantizationGrid, decibels
 
-#: A range that is this many times as wide as what 99.9 % of the values need is too wide.
-_STRETCHED = 4.0
-#: Values this far beyond what calibration saw, as a part of that, are others than those that it saw.
-_BEYOND = 0.1
-#: SQNR of weights of int8 that have no outliers, for a normal distribution about 42 dB.
-_GOOD = 38.0
-#: Integers of a type, less one. int16 has 256 steps for each of int8: errors of 2**-8, squares of 2**-16.
-_INT8, _INT16, _FINER = 2**8 - 1, 2**16 - 1, 2.0**16
-#: Modules that are named in an advice.
-_FEW = 4
-_BOUND = "bound them in the model (clamp, ReLU6)"
+#: A range is too wide if it exceeds the range of 99.9 % of the values by this factor.
+_MAX_RANGE_RATIO = 4.0
+#: Values that exceed the calibrated range by this share of its width differ from the calibration data.
+_CALIBRATION_MARGIN = 0.1
+#: SQNR in dB of int8 weights without outliers. Normally distributed weights reach about 42 dB.
+_GOOD_INT8_SQNR = 38.0
+#: Largest minus smallest integer of a type. An int16 LSB is 2**-8 of an int8 LSB, so noise power drops by 2**16.
+_INT8, _INT16, _INT16_NOISE_RATIO = 2**8 - 1, 2**16 - 1, 2.0**16
+#: Most modules that one advice names.
+_MAX_NAMED_MODULES = 4
+_BOUND_VALUES = "bound them in the model (clamp, ReLU6)"
 
 
 @dataclass(frozen=True)
-class Weights:
+class QuantizedConstant:
     """A quantized constant.
 
     Attributes:
-        name: as the program has it.
-        levels: how many integers it may have.
-        per_channel: each channel has a scale of its own.
-        sqnr: of the constant itself.
+        name: parameter name in the program.
+        levels: number of quantization levels.
+        per_channel: whether each channel has its own scale.
+        sqnr: SQNR of the constant itself, in dB.
     """
 
     name: str
@@ -38,13 +41,13 @@ class Weights:
 
 @dataclass(frozen=True)
 class LayerAdvice:
-    """The main cause of a layer's loss, and what helps.
+    """The main cause of a layer's quantization error, and the remedy.
 
     Attributes:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
-        share: of the loss that is the cause's.
-        text: the facts, and what to do.
-        sqnr: of the layer by itself, if the cause were gone; computed from what was measured.
+        share: share of the noise power that the cause accounts for.
+        text: measured figures and the remedy.
+        sqnr: SQNR of the isolated layer without the cause, in dB; computed from the measured noise powers.
     """
 
     cause: str
@@ -54,27 +57,28 @@ class LayerAdvice:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What is known of a quantized layer.
+class LayerDiagnosis:
+    """Measurements of a quantized layer, from which its advice follows.
 
     Attributes:
-        losses: what it loses by itself, on samples.
-        grid: of its result; ``is_fixed``: it is that of the operator, whatever calibration saw.
-        seen: the least and the largest value that calibration saw, if that is known.
-        weights: constants that it reads.
-        readers: submodules that compute with it: it is as fine as they take it.
+        losses: error of the isolated layer, summed over the samples.
+        grid: quantization grid of the result.
+        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        calibrated_range: smallest and largest value in calibration; None if unknown.
+        weights: quantized constants that the layer reads.
+        readers: submodules that consume the result: their precision decides the result's.
     """
 
     losses: Losses
     grid: QuantizationGrid
     is_fixed: bool
-    seen: tuple[float, float] | None
-    weights: tuple[Weights, ...]
+    calibrated_range: tuple[float, float] | None
+    weights: tuple[QuantizedConstant, ...]
     readers: tuple[str, ...]
 
     @property
     def advice(self) -> LayerAdvice:
-        """The main cause of the loss, and what helps."""
+        """The main cause of the error, and the remedy."""
         losses = self.losses
         parts = {"clipping": losses.clipping, "rounding": losses.rounding, "weights": losses.weights}
         total = sum(parts.values()) or 1.0
@@ -82,78 +86,84 @@ class Facts:
         share = parts[cause] / total
         rest = losses.noise * (1 - share)
         if cause == "clipping":
-            return LayerAdvice(cause, share, self._clipping(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._clipping_advice(), decibels(losses.signal, rest))
         if cause == "weights":
-            return LayerAdvice(cause, share, self._weights(), decibels(losses.signal, rest))
-        kind, text = self._rounding()
-        finer = _FINER if kind != "range" else (self._width / self._used) ** 2
-        return LayerAdvice(kind, share, text, decibels(losses.signal, rest + losses.rounding / finer))
+            return LayerAdvice(cause, share, self._weights_advice(), decibels(losses.signal, rest))
+        kind, text = self._rounding_advice()
+        noise_ratio = _INT16_NOISE_RATIO if kind != "range" else (self._range_width / self._used_width) ** 2
+        return LayerAdvice(kind, share, text, decibels(losses.signal, rest + losses.rounding / noise_ratio))
 
     @property
-    def _width(self) -> float:
+    def _range_width(self) -> float:
         low, high = self.grid.bounds
         return high - low
 
     @property
-    def _used(self) -> float:
-        """The part of the range that the samples' values are in, 0 included."""
+    def _used_width(self) -> float:
+        """Width of the part of the range that the samples use, 0 included; at least one LSB."""
         low, high = self.grid.bounds
         used = min(max(self.losses.high, 0.0), high) - max(min(self.losses.low, 0.0), low)
         return max(used, self.grid.scale)
 
-    def _clipping(self) -> str:
+    def _clipping_advice(self) -> str:
         losses, (low, high) = self.losses, self.grid.bounds
         text = (
             f"{100 * losses.clipped / max(losses.count, 1):.2g} % of the values are clipped: they reach from "
-            f"{losses.low:.4g} to {losses.high:.4g}, the program has a range from {low:.4g} to {high:.4g}"
+            f"{losses.low:.4g} to {losses.high:.4g}, and the quantized range is {low:.4g} to {high:.4g}"
         )
-        seen = self.seen or (low, high)
-        margin = _BEYOND * (seen[1] - seen[0])
-        if losses.low < seen[0] - margin or losses.high > seen[1] + margin:
-            known = "" if self.seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
-            return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
+        expected = self.calibrated_range or (low, high)
+        margin = _CALIBRATION_MARGIN * (expected[1] - expected[0])
+        if losses.low < expected[0] - margin or losses.high > expected[1] + margin:
+            note = "" if self.calibrated_range is None else f" (calibration saw {expected[0]:.4g} to {expected[1]:.4g})"
+            return f"{text}{note}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
-            f"{text}; 99.9 % are within {losses.p999:.4g}, and calibration leaves such outliers out, as it errs least "
-            f"so: {_BOUND}, or {self._wider()}"
+            f"{text}; 99.9 % are within {losses.p999:.4g}, and calibration clips such outliers to minimize the total "
+            f"error: {_BOUND_VALUES}, or {self._int16_advice()}"
         )
 
-    def _rounding(self) -> tuple[str, str]:
-        """The cause, and the advice."""
+    def _rounding_advice(self) -> tuple[str, str]:
+        """Return the cause and the advice."""
         losses, grid, (low, high) = self.losses, self.grid, self.grid.bounds
         if grid.steps > _INT8:
-            return "rounding", f"steps of {grid.scale:.3g} are too coarse, and it has int16 already"
-        usual = min(high, losses.p999) + min(-low, losses.p999)
-        if not losses.p999 or self._width / max(usual, grid.scale) <= _STRETCHED:
-            return "rounding", f"its values fill the range, and {grid.steps + 1} steps give no more: {self._wider()}"
-        steps = f"so that they have about {max(round(usual / grid.scale), 1)} of {grid.steps + 1} steps"
-        most = f"99.9 % of the values are within {losses.p999:.4g}"
+            return "rounding", f"an LSB of {grid.scale:.3g} is too coarse, and the tensor is int16 already"
+        p999_width = min(high, losses.p999) + min(-low, losses.p999)
+        if not losses.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
+            return (
+                "rounding",
+                f"the values fill the range; {grid.steps + 1} levels allow no better: {self._int16_advice()}",
+            )
+        levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
+        bulk = f"99.9 % of the values are within {losses.p999:.4g}"
         if self.is_fixed:
-            return "rounding", f"{most}, and the operator's range is {low:.4g} to {high:.4g}, {steps}: {self._wider()}"
-        if self._width / self._used > _STRETCHED:
+            return (
+                "rounding",
+                f"{bulk}, and the operator's range is {low:.4g} to {high:.4g}, {levels}: {self._int16_advice()}",
+            )
+        if self._range_width / self._used_width > _MAX_RANGE_RATIO:
             return "range", (
-                f"{most}, and calibration made the range {low:.4g} to {high:.4g}, {steps}: calibrate with samples like "
+                f"{bulk}, and calibration set the range {low:.4g} to {high:.4g}, {levels}: calibrate with samples like "
                 "these, get_recipe(..., calibration_samples=samples)"
             )
         return "outliers", (
-            f"outliers stretch the range: {most}, and it is {low:.4g} to {high:.4g}, {steps}: {_BOUND}, or "
-            f"{self._wider()}"
+            f"outliers widen the range: {bulk}, and it is {low:.4g} to {high:.4g}, {levels}: {_BOUND_VALUES}, or "
+            f"{self._int16_advice()}"
         )
 
-    def _weights(self) -> str:
-        narrow = [weight for weight in self.weights if weight.levels - 1 <= _INT16]  # biases are int32
-        if not narrow:
-            return "its constants are rounded"
-        worst = min(narrow, key=lambda weight: weight.sqnr)
-        text = f"'{worst.name}' has {worst.sqnr:.1f} dB"
+    def _weights_advice(self) -> str:
+        weights = [weight for weight in self.weights if weight.levels - 1 <= _INT16]  # biases are int32
+        if not weights:
+            return "the rounding of its constants dominates"
+        worst = min(weights, key=lambda weight: weight.sqnr)
+        text = f"'{worst.name}' has an SQNR of {worst.sqnr:.1f} dB"
         if worst.levels < _INT8:
-            return f"{text} with {worst.levels} levels: a recipe with weights of int8 in place of A8W4"
+            return f"{text} with {worst.levels} levels: use a recipe with int8 weights in place of A8W4"
         if not worst.per_channel:
-            return f"{text} with one scale for all channels: get_recipe(..., per_channel=True)"
-        if worst.sqnr > _GOOD:
-            return f"{text}, as int8 has for weights that fill it; if that is too little, train with quantization"
-        return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
+            return f"{text} with one scale for all channels: use get_recipe(..., per_channel=True)"
+        if worst.sqnr > _GOOD_INT8_SQNR:
+            return f"{text}, typical of int8 weights that fill the range; if that is too little, use prepare_qat"
+        return f"{text} with one scale per channel, widened by a few large weights: bound them in training"
 
-    def _wider(self) -> str:
+    def _int16_advice(self) -> str:
         named = " and ".join(f"'{module}'" for module in self.readers)
-        where = f" for what reads it, {named}, or" if 0 < len(self.readers) <= _FEW else ""
-        return f"int16{where} by a recipe A16W8"
+        where = f" for its consumers, {named}, or" if 0 < len(self.readers) <= _MAX_NAMED_MODULES else ""
+        return f"use int16{where} for the whole model by an A16W8 recipe"

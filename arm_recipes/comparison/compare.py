@@ -1,4 +1,4 @@
-"""``compare``: a program beside its model in floating point, or beside another program."""
+"""``compare``: compare a program with its floating-point model or with another program, by output and by layer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, decibels, sum_errors, sum_losses
 from arm_recipes._internal.messages import progress_bar, quiet
-from arm_recipes.comparison.accuracy import Accuracy, Metric, by_labels, by_metric
-from arm_recipes.comparison.advice import Facts, Weights
-from arm_recipes.comparison.dispatch import run_all
-from arm_recipes.comparison.interpreter_plan import Evaluation, NoPlan, Plan, Row, dequantized
-from arm_recipes.comparison.result import WORST, Comparison, LayerGap, OutputGap, OwnLoss
-from arm_recipes.comparison.samples import Samples, samples_of, samples_of_program
-from arm_recipes.comparison.worker_job import Job, ProgramSpec, SampleResult, WorkItem, effects_of
+from arm_recipes.comparison.accuracy import Accuracy, Metric, compute_metric, compute_top1_accuracy
+from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
+from arm_recipes.comparison.dispatch import run_samples
+from arm_recipes.comparison.interpreter_plan import (
+    ComparedTensor,
+    InterpreterPlan,
+    PlanInterpreter,
+    UnsupportedProgramError,
+    dequantize_constant,
+)
+from arm_recipes.comparison.result import WORST_COUNT, Comparison, LayerGap, OutputGap, OwnLoss
+from arm_recipes.comparison.samples import ComparisonSamples, prepare_program_samples, prepare_samples
+from arm_recipes.comparison.worker_job import ComparisonJob, ProgramSpec, SampleResult, WorkItem, measure_layer_effects
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.load import load
@@ -29,10 +35,10 @@ from arm_recipes.stages.quantize import Original
 
 __all__ = ["Metric", "compare", "compare_with_model"]
 
-#: Samples that show what a layer alone does to the output.
-_FEW = 4
-#: The graph that is compared with is that of the model rewritten, which errs in the last bits of float32.
-_SAME = 80.0
+#: Number of samples that measure the output SQNR with one quantized layer.
+_EFFECT_SAMPLES = 4
+#: The reference graph is rewritten for quantization. Its float32 rounding differences stay above this SQNR in dB.
+_MIN_GRAPH_SQNR = 80.0
 
 
 def compare_with_model(
@@ -47,35 +53,35 @@ def compare_with_model(
 ) -> Comparison:
     """See ``ExportResult.compare``."""
     start = time.perf_counter()
-    _check(metric, layers, workers)
+    _check_arguments(metric, layers, workers)
     with quiet():
-        record = _method(result, method)
+        record = _find_method(result, method)
         _check_unchanged(result, method)
-        given = samples_of(result.patterns[method], method, samples, labels, metric)
-        side, notes = _side(result, record, layers)
-        expected: Sequence[list[Any] | None] = [None] * len(given.inputs)
-        count = _count(layers, side.plan is not None, len(given.inputs))
+        prepared = prepare_samples(result.patterns[method], method, samples, labels, metric)
+        spec, notes = _program_spec(result, record, layers)
+        expected: Sequence[list[Any] | None] = [None] * len(prepared.inputs)
+        count = _count_layer_samples(layers, spec.plan is not None, len(prepared.inputs))
         original = result.kept.originals.get(method)
-        if side.plan is None:
-            expected = _outputs_of_model(result, method, given)
+        if spec.plan is None:
+            expected = _run_model(result, method, prepared)
         else:
-            notes += _differences_of_graph(side.plan, original, given)
-        pairs = zip(given.inputs, expected, strict=True)
-        items = [WorkItem(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
-        found = _run(Job(side, None), items, workers, progress)
-        rows = _layers(side, found, original, given.inputs[:count])
+            notes += _graph_difference_notes(spec.plan, original, prepared)
+        pairs = zip(prepared.inputs, expected, strict=True)
+        items = [WorkItem(index, inputs, index < count, reference) for index, (inputs, reference) in enumerate(pairs)]
+        results = _run_items(ComparisonJob(spec, None), items, workers, progress)
+        gaps = _layer_gaps(spec, results, original, prepared.inputs[:count])
     names = [info.name for info in record.outputs]
     return Comparison(
-        program=_short(result.report.recipe),
+        program=_short_recipe_name(result.report.recipe),
         reference="the model",
         method=method,
         samples=len(items),
         layer_samples=count,
-        outputs=_outputs(names, found),
-        layers=tuple(rows),
-        accuracy=_accuracy(given, labels, metric, found, result.out_specs.get(method)),
+        outputs=_output_gaps(names, results),
+        layers=tuple(gaps),
+        accuracy=_accuracy(prepared, labels, metric, results, result.out_specs.get(method)),
         seconds=time.perf_counter() - start,
-        notes=(*notes, *_notes(found)),
+        notes=(*notes, *_mismatch_notes(results)),
     )
 
 
@@ -91,13 +97,13 @@ def compare(
     workers: int | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Compare two programs as they run on this machine: ``b`` beside ``a``.
+    """Compare program ``b`` with program ``a``, both executed on this machine.
 
     Args:
-        a: what ``export`` returned, or a saved program: a path, bytes, or a loaded one, which is loaded anew. Layers
-            are compared where both are exports of one model; they are found by their names.
-        b: the second program, as ``a``.
-        samples: inputs of the model, as real numbers where a program has ``quantized_io``.
+        a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
+            again). Layers are compared if both are exports of one model; they are matched by name.
+        b: the program to compare, of the same types as ``a``.
+        samples: inputs of the model; floating-point values also if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
         metric: as for ``ExportResult.compare``.
         method: as for ``ExportResult.compare``.
@@ -106,55 +112,59 @@ def compare(
         progress: as for ``ExportResult.compare``.
 
     Raises:
-        ValueError: an argument cannot be used, or the programs do not take the same inputs.
-        RunError: this machine cannot run one of them.
+        ValueError: an argument is invalid, or the programs differ in inputs or outputs.
+        RunError: this machine cannot run one of the programs.
     """
     start = time.perf_counter()
-    _check(metric, layers, workers)
+    _check_arguments(metric, layers, workers)
     with quiet():
-        (one, first), (other, second) = (_program(x, name, method, layers) for x, name in ((a, "a"), (b, "b")))
-        _check_alike(one, other)
-        export = next((x for x in (a, b) if isinstance(x, Artifact)), None)
-        if export is None:
-            given = samples_of_program(one.inputs, method, samples, labels, metric)
+        (spec_a, notes_a), (spec_b, notes_b) = (
+            _spec_of_argument(x, name, method, layers) for x, name in ((a, "a"), (b, "b"))
+        )
+        _check_same_interface(spec_a, spec_b)
+        artifact = next((x for x in (a, b) if isinstance(x, Artifact)), None)
+        if artifact is None:
+            prepared = prepare_program_samples(spec_a.inputs, method, samples, labels, metric)
         else:
-            given = samples_of(export.patterns[method], method, samples, labels, metric)
-        both = one.plan is not None and other.plan is not None
-        count = _count(layers, both, len(given.inputs))
-        items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(given.inputs)]
-        found = _run(Job(other, one), items, workers, progress)
-    names = [info.name for info in other.outputs]
-    notes = list(dict.fromkeys((*first, *second, *_notes(found))))
-    if layers and not both:
-        notes.append("layers are not compared: that takes two exports, a saved program has no record of its layers")
+            prepared = prepare_samples(artifact.patterns[method], method, samples, labels, metric)
+        has_layers = spec_a.plan is not None and spec_b.plan is not None
+        count = _count_layer_samples(layers, has_layers, len(prepared.inputs))
+        items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(prepared.inputs)]
+        results = _run_items(ComparisonJob(spec_b, spec_a), items, workers, progress)
+    names = [info.name for info in spec_b.outputs]
+    notes = list(dict.fromkeys((*notes_a, *notes_b, *_mismatch_notes(results))))
+    if layers and not has_layers:
+        notes.append(
+            "layers are not compared: this needs two ExportResults, as a saved program has no record of its layers"
+        )
     return Comparison(
-        program=_name(b),
-        reference=_name(a),
+        program=_program_name(b),
+        reference=_program_name(a),
         method=method,
         samples=len(items),
         layer_samples=count,
-        outputs=_outputs(names, found),
-        layers=tuple(_layers_of_both(other, found)),
-        accuracy=_accuracy(given, labels, metric, found, export.out_specs.get(method) if export else None),
+        outputs=_output_gaps(names, results),
+        layers=tuple(_program_layer_gaps(spec_b, results)),
+        accuracy=_accuracy(prepared, labels, metric, results, artifact.out_specs.get(method) if artifact else None),
         seconds=time.perf_counter() - start,
         notes=tuple(notes),
     )
 
 
-def _count(layers: bool | int, can: bool, samples: int) -> int:
-    """How many samples layers are compared with."""
-    if not can:
+def _count_layer_samples(layers: bool | int, has_layers: bool, samples: int) -> int:
+    """Return the number of samples to compare layers with."""
+    if not has_layers:
         return 0
     return samples if layers is True else min(layers, samples)
 
 
-def _check(metric: Any, layers: Any, workers: Any) -> None:
+def _check_arguments(metric: Any, layers: Any, workers: Any) -> None:
     if not isinstance(layers, int) or layers < 0:
         raise ValueError(f"layers: {layers!r} is neither a bool nor a number of samples")
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError(f"workers: {workers!r} is no number of processes; give 1 or more, or None")
+        raise ValueError(f"workers: {workers!r} is not a number of processes; give 1 or more, or None")
 
 
 def _check_unchanged(result: Artifact, method: str) -> None:
@@ -162,259 +172,277 @@ def _check_unchanged(result: Artifact, method: str) -> None:
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ValueError(
-            f"the model has been changed since the export: '{changed[0]}'{more} was written, so that nothing is left "
-            "to compare the program with. Compare before you go on training, or export again"
+            f"the model has been changed since the export: '{changed[0]}'{more} was written, so the reference for the "
+            "comparison is lost. Compare before you continue training, or export again"
         )
 
 
-def _check_alike(a: ProgramSpec, b: ProgramSpec) -> None:
+def _check_same_interface(a: ProgramSpec, b: ProgramSpec) -> None:
     if len(a.inputs) != len(b.inputs):
         raise ValueError(
-            f"b: '{b.method}' takes {len(b.inputs)} inputs, that of a takes {len(a.inputs)}: give two programs of one "
-            "model"
+            f"b: '{b.method}' takes {len(b.inputs)} inputs, and that of a takes {len(a.inputs)}; give two programs of "
+            "one model"
         )
-    told = [[tuple(getattr(info, "shape", ())) for info in side.outputs] for side in (a, b)]
-    if told[0] != told[1]:
-        one, other = (", ".join(str(list(shape)) for shape in shapes) or "nothing" for shapes in told)
-        raise ValueError(f"b: '{b.method}' returns {other}, that of a {one}: give two programs of one model")
+    shapes_by_program = [[tuple(getattr(info, "shape", ())) for info in spec.outputs] for spec in (a, b)]
+    if shapes_by_program[0] != shapes_by_program[1]:
+        shapes_a, shapes_b = (
+            ", ".join(str(list(shape)) for shape in shapes) or "nothing" for shapes in shapes_by_program
+        )
+        raise ValueError(
+            f"b: '{b.method}' returns {shapes_b}, and that of a returns {shapes_a}; give two programs of one model"
+        )
 
 
-def _method(result: Artifact, method: str) -> MethodReport:
-    found = {record.name: record for record in result.report.methods}
-    if method in found:
-        return found[method]
+def _find_method(result: Artifact, method: str) -> MethodReport:
+    methods = {record.name: record for record in result.report.methods}
+    if method in methods:
+        return methods[method]
     sized = result.sized.get(method)
-    hint = f"it has a method for each size: {', '.join(sized.methods)}" if sized else f"it has: {', '.join(found)}"
+    hint = f"it has one method per input size: {', '.join(sized.methods)}" if sized else f"it has: {', '.join(methods)}"
     raise ValueError(f"method: the program has no '{method}'; {hint}")
 
 
-def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
-    """The program with what is known of its layers, and notes."""
+def _program_spec(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
+    """Build the spec of an export, with interpreter plan and delegate taps where available, and notes."""
     from arm_backend_core.partitioner import ArmPartitioner
 
-    method, made = record.name, result.kept
-    exported, original = result.exported_programs[method], made.originals.get(method)
-    side = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
+    method, kept = record.name, result.kept
+    exported, original = result.exported_programs[method], kept.originals.get(method)
+    spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
-        plan = Plan.of(exported, original.floats if original is not None else {})
-    except NoPlan as reason:
+        plan = InterpreterPlan.from_program(exported, original.floats if original is not None else {})
+    except UnsupportedProgramError as reason:
         note = f"layers are not compared: the captured program has {reason}"
-        return side, [note] if layers else []
-    states = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
-    plan.held |= {states[name]: tensor for name, tensor in made.states[method].items()}
-    side, notes = replace(side, plan=plan), []
+        return spec, [note] if layers else []
+    buffers = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
+    plan.constants |= {buffers[name]: tensor for name, tensor in kept.states[method].items()}
+    spec, notes = replace(spec, plan=plan), []
     if original is None and plan.is_quantized:
         notes.append(
-            "the model came quantized: what it is compared with has its quantized weights, and no other rounding"
+            "the model was quantized before export: the reference uses its quantized weights, without other rounding"
         )
-    ours = next((x for x in made.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
-    if layers and ours is not None and record.delegates:
-        from arm_recipes.comparison.intermediate_outputs import taps
+    partitioner = next((x for x in kept.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
+    if layers and partitioner is not None and record.delegates:
+        from arm_recipes.comparison.intermediate_outputs import tap_delegates
 
-        found, more = taps(exported, ours, record.delegates, (row.name for row in plan.rows))
-        side, notes = replace(side, taps=tuple(found)), [*notes, *more]
-    return side, notes
+        delegate_taps, tap_notes = tap_delegates(
+            exported, partitioner, record.delegates, (compared.name for compared in plan.tensors)
+        )
+        spec, notes = replace(spec, taps=tuple(delegate_taps)), [*notes, *tap_notes]
+    return spec, notes
 
 
-def _program(given: Any, argument: str, method: str, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
-    if isinstance(given, Artifact):
-        return _side(given, _method(given, method), layers)
-    if not isinstance(given, (Program, str, Path, bytes)):
+def _spec_of_argument(value: Any, argument: str, method: str, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
+    if isinstance(value, Artifact):
+        return _program_spec(value, _find_method(value, method), layers)
+    if not isinstance(value, (Program, str, Path, bytes)):
         raise ValueError(
-            f"{argument}: must be what export returned, or a program: a path, bytes or what load returned; got "
-            f"{type(given).__name__}"
+            f"{argument}: must be an ExportResult or a program (a path, bytes or the result of load), got "
+            f"{type(value).__name__}"
         )
-    program = given if isinstance(given, Program) else load(given)
+    program = value if isinstance(value, Program) else load(value)
     signature = program.signature(method)
     return ProgramSpec(program.data, method, signature.inputs, signature.outputs, None, ()), []
 
 
-def _name(given: Any) -> str:
-    if isinstance(given, Artifact):
-        return _short(given.report.recipe)
-    return f"'{given}'" if isinstance(given, (str, Path)) else "a program"
+def _program_name(value: Any) -> str:
+    if isinstance(value, Artifact):
+        return _short_recipe_name(value.report.recipe)
+    return f"'{value}'" if isinstance(value, (str, Path)) else "a program"
 
 
-def _short(recipe: str) -> str:
+def _short_recipe_name(recipe: str) -> str:
     return recipe.removeprefix("arm_recipes_").upper()
 
 
-def _run(job: Job, items: Sequence[WorkItem], workers: int | None, progress: bool) -> list[SampleResult]:
-    def mark(made: Iterable[Any]) -> Iterable[Any]:
-        return progress_bar(made, "comparing", "sample", shown=progress, count=len(items))
+def _run_items(
+    job: ComparisonJob, items: Sequence[WorkItem], workers: int | None, progress: bool
+) -> list[SampleResult]:
+    def with_progress(results: Iterable[Any]) -> Iterable[Any]:
+        return progress_bar(results, "comparing", "sample", shown=progress, count=len(items))
 
-    return run_all(job, items, workers, mark)
+    return run_samples(job, items, workers, with_progress)
 
 
-# -- what the model gives --------------------------------------------------------------------------------------------
+# -- reference outputs -----------------------------------------------------------------------------------------------
 
 
-def _outputs_of_model(result: Artifact, method: str, given: Samples) -> list[list[Any] | None]:
-    """Of the captured program, as PyTorch runs it; new values of inputs that it writes are not compared."""
+def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
+    """Run the captured program in PyTorch; written-back inputs are not compared and yield None."""
     original = result.kept.originals.get(method)
     captured = result.exported_programs[method] if original is None else original.program
     model = copy.deepcopy(captured).module(check_guards=False)
-    count = len(_method(result, method).outputs)
-    found: list[list[Any] | None] = []
-    for sample in given.samples:
+    count = len(_find_method(result, method).outputs)
+    results: list[list[Any] | None] = []
+    for sample in samples.samples:
         with torch.no_grad():
             outputs = [
                 x.clone() if isinstance(x, torch.Tensor) else x
                 for x in pytree.tree_leaves(model(*sample, **sample.keywords))
             ]
-        found.append([None] * (count - len(outputs)) + outputs)
-    return found
+        results.append([None] * (count - len(outputs)) + outputs)
+    return results
 
 
-def _differences_of_graph(plan: Plan, original: Original | None, given: Samples) -> list[str]:
-    """A note if the graph that layers are compared in gives other numbers than the model that was captured."""
+def _graph_difference_notes(plan: InterpreterPlan, original: Original | None, samples: ComparisonSamples) -> list[str]:
+    """Return a note if the graph rewritten for quantization deviates from the captured model in floating point."""
     if original is None or plan.has_state:
         return []
     try:
-        captured = Plan.of(original.program)
-    except NoPlan:
+        captured = InterpreterPlan.from_program(original.program)
+    except UnsupportedProgramError:
         return []
     outputs = []
-    for one in (captured, plan):
-        evaluation = Evaluation(one)
+    for program in (captured, plan):
+        evaluation = PlanInterpreter(program)
         with torch.no_grad():
-            for _ in evaluation.run(given.inputs[0]):
+            for _ in evaluation.run(samples.inputs[0]):
                 pass
         outputs.append(evaluation.outputs)
     gaps = [ErrorSums.of(x, y).metrics.sqnr for x, y in zip(*outputs, strict=True) if isinstance(x, torch.Tensor)]
-    worst = min(gaps, default=_SAME)
-    if worst >= _SAME:
+    worst = min(gaps, default=_MIN_GRAPH_SQNR)
+    if worst >= _MIN_GRAPH_SQNR:
         return []
-    return [f"the model's graph, rewritten to be quantized, is {worst:.1f} dB from the model itself in floating point"]
+    return [f"the graph rewritten for quantization has an SQNR of {worst:.1f} dB against the model in floating point"]
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 
 
-def _outputs(names: Sequence[str], found: Sequence[SampleResult]) -> tuple[OutputGap, ...]:
-    made = []
+def _output_gaps(names: Sequence[str], results: Sequence[SampleResult]) -> tuple[OutputGap, ...]:
+    gaps = []
     for index, name in enumerate(names):
-        parts = [one.sums[index] for one in found if index in one.sums]
-        made.append(OutputGap(name, sum_errors(parts).metrics if parts else None))
-    return tuple(made)
+        parts = [result.sums[index] for result in results if index in result.sums]
+        gaps.append(OutputGap(name, sum_errors(parts).metrics if parts else None))
+    return tuple(gaps)
 
 
-def _notes(found: Sequence[SampleResult]) -> list[str]:
-    different = dict.fromkeys(name for one in found for name in one.different)
+def _mismatch_notes(results: Sequence[SampleResult]) -> list[str]:
+    mismatched = dict.fromkeys(name for result in results for name in result.mismatched)
     return [
-        f"delegate '{name}' gives other numbers than its TOSA graph, which the figures of its layers are from: export "
-        "with verify=True, which names the first"
-        for name in different
+        f"delegate '{name}' computes other values than its TOSA graph, the source of its layers' figures; export "
+        "with verify=True to find the first operator that differs"
+        for name in mismatched
     ]
 
 
-def _layer(row: Row, parts: Sequence[ErrorSums], told: frozenset[str]) -> LayerGap:
+def _layer_gap(tensor: ComparedTensor, parts: Sequence[ErrorSums], tapped: frozenset[str]) -> LayerGap:
     return LayerGap(
-        name=row.node,
-        operator=row.operator,
-        module=row.module,
-        source=row.source,
-        dtype=row.dtype,
-        scale=row.grid.scale if row.grid else None,
-        zero_point=row.grid.zero_point if row.grid else None,
-        moves=row.is_data_movement,
-        value_source="program" if row.name in told else "PyTorch",
+        name=tensor.node,
+        operator=tensor.operator,
+        module=tensor.module,
+        source=tensor.source,
+        dtype=tensor.dtype,
+        scale=tensor.grid.scale if tensor.grid else None,
+        zero_point=tensor.grid.zero_point if tensor.grid else None,
+        moves=tensor.is_data_movement,
+        value_source="program" if tensor.name in tapped else "PyTorch",
         gap=sum_errors(parts).metrics,
     )
 
 
-def _layers(
-    side: ProgramSpec,
-    found: Sequence[SampleResult],
+def _layer_gaps(
+    spec: ProgramSpec,
+    results: Sequence[SampleResult],
     original: Original | None,
     inputs: Sequence[Sequence[torch.Tensor]],
 ) -> list[LayerGap]:
-    plan = side.plan
+    plan = spec.plan
     if plan is None:
         return []
-    effects = _effects(plan, found, inputs)
-    told, ranges = side.told, original.ranges if original is not None else {}
-    made = []
-    for row in plan.rows:
-        parts = [one.layers[row.name] for one in found if row.name in one.layers]
+    output_sqnr = _isolated_output_sqnr(plan, results, inputs)
+    tapped, ranges = spec.tapped_tensors, original.ranges if original is not None else {}
+    gaps = []
+    for compared in plan.tensors:
+        parts = [result.layers[compared.name] for result in results if compared.name in result.layers]
         if not parts:
             continue
-        layer = _layer(row, parts, told)
-        losses = sum_losses(one.losses[row.name] for one in found if row.name in one.losses)
-        if row.grid is not None and losses.count:
-            weights = tuple(_weights(plan, name, original) for name in row.weights)
-            seen = ranges.get(row.name)
+        gap = _layer_gap(compared, parts, tapped)
+        losses = sum_losses(result.losses[compared.name] for result in results if compared.name in result.losses)
+        if compared.grid is not None and losses.count:
+            weights = tuple(_quantized_constant(plan, name, original) for name in compared.weights)
+            calibrated = ranges.get(compared.name)
             own = OwnLoss(
                 sqnr=decibels(losses.signal, losses.noise),
                 max_error=losses.max_error,
                 clipped=losses.clipped / losses.count,
-                range=row.grid.bounds,
+                range=compared.grid.bounds,
                 values=(losses.low, losses.high),
-                calibrated=seen,
+                calibrated=calibrated,
                 p999=losses.p999,
-                output=effects.get(row.name),
-                advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
+                output=output_sqnr.get(compared.name),
+                advice=LayerDiagnosis(
+                    losses, compared.grid, compared.is_fixed, calibrated, weights, compared.readers
+                ).advice,
             )
-            layer = replace(layer, own=own, weights=weights)
-        made.append(layer)
-    return made
+            gap = replace(gap, own=own, weights=weights)
+        gaps.append(gap)
+    return gaps
 
 
-def _effects(plan: Plan, found: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
-    """SQNR of the first output where only one layer is quantized, for those that lose most by themselves."""
+def _isolated_output_sqnr(
+    plan: InterpreterPlan, results: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
+) -> dict[str, float]:
+    """Measure the first output's SQNR with one layer quantized, for each of the worst isolated layers."""
     if plan.has_state:
         return {}
-    lost_by = {row: sum_losses(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.rows}
-    own = {row: decibels(losses.signal, losses.noise) for row, losses in lost_by.items() if losses.count}
-    rows = sorted(own, key=lambda row: own[row])[:WORST]
-    sums: dict[str, list[ErrorSums]] = {row.name: [] for row in rows}
-    for sample in inputs[:_FEW]:
-        for name, part in effects_of(plan, rows, sample).items():
+    losses_by_tensor = {
+        compared: sum_losses(result.losses[compared.name] for result in results if compared.name in result.losses)
+        for compared in plan.tensors
+    }
+    own = {
+        compared: decibels(losses.signal, losses.noise) for compared, losses in losses_by_tensor.items() if losses.count
+    }
+    worst = sorted(own, key=lambda compared: own[compared])[:WORST_COUNT]
+    sums: dict[str, list[ErrorSums]] = {compared.name: [] for compared in worst}
+    for sample in inputs[:_EFFECT_SAMPLES]:
+        for name, part in measure_layer_effects(plan, worst, sample).items():
             sums[name].append(part)
     return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
 
 
-def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
-    step, real = dequantized(plan, name)
-    right = plan.floats[name]
+def _quantized_constant(plan: InterpreterPlan, name: str, original: Original | None) -> QuantizedConstant:
+    step, dequantized = dequantize_constant(plan, name)
+    original_values = plan.float_constants[name]
     least, most = step.args[-3:-1]
-    known = {} if original is None else original.program.graph_signature.inputs_to_parameters
+    parameters = {} if original is None else original.program.graph_signature.inputs_to_parameters
     node = name.removesuffix("_quantized")
-    node = node if node in known else node.rstrip("_")  # one that a batch normalization was folded into
-    return Weights(
-        known.get(node, node),
+    node = node if node in parameters else node.rstrip("_")  # a batch normalization was folded into it
+    return QuantizedConstant(
+        parameters.get(node, node),
         most - least + 1,
         "per_channel" in str(step.target),
-        ErrorSums.of(right, real).metrics.sqnr,
+        ErrorSums.of(original_values, dequantized).metrics.sqnr,
     )
 
 
-def _layers_of_both(side: ProgramSpec, found: Sequence[SampleResult]) -> list[LayerGap]:
-    made, told = {}, side.told
-    for row in side.plan.rows if side.plan is not None else ():
-        parts = [one.layers[row.node] for one in found if row.node in one.layers]
+def _program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerGap]:
+    gaps, tapped = {}, spec.tapped_tensors
+    for compared in spec.plan.tensors if spec.plan is not None else ():
+        parts = [result.layers[compared.node] for result in results if compared.node in result.layers]
         if parts:
-            made[row.node] = _layer(row, parts, told)
-    return list(made.values())
+            gaps[compared.node] = _layer_gap(compared, parts, tapped)
+    return list(gaps.values())
 
 
 def _accuracy(
-    given: Samples, labels: Any, metric: Metric | None, found: Sequence[SampleResult], spec: Any
+    samples: ComparisonSamples, labels: Any, metric: Metric | None, results: Sequence[SampleResult], spec: Any
 ) -> Accuracy | None:
-    right, other = (
-        [_structured(x, spec) for x in side] for side in ([f.right for f in found], [f.given for f in found])
+    reference, program = (
+        [_unflatten_outputs(x, spec) for x in side]
+        for side in ([result.reference for result in results], [result.program for result in results])
     )
     if metric is not None:
-        return by_metric(metric, right, other, given.given)
-    if given.labels is None:
+        return compute_metric(metric, reference, program, samples.originals)
+    if samples.labels is None:
         return None
-    first = next((i for i, x in enumerate(pytree.tree_leaves(right[0])) if isinstance(x, torch.Tensor)), 0)
-    scores = ([pytree.tree_leaves(x)[first] for x in side] for side in (right, other))
-    return by_labels(given.labels, *scores, wrapped=given.wrapped)
+    first = next((i for i, x in enumerate(pytree.tree_leaves(reference[0])) if isinstance(x, torch.Tensor)), 0)
+    scores = ([pytree.tree_leaves(x)[first] for x in side] for side in (reference, program))
+    return compute_top1_accuracy(samples.labels, *scores, has_padding=samples.has_padding)
 
 
-def _structured(outputs: list[Any], spec: Any) -> Any:
-    """Outputs as the model returns them; new values of inputs that it writes come first, and are left out."""
+def _unflatten_outputs(outputs: list[Any], spec: Any) -> Any:
+    """Restore the model's output structure. Written-back inputs come first and are dropped."""
     if spec is None:
         return outputs[0] if len(outputs) == 1 else outputs
     return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)

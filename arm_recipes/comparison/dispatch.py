@@ -1,4 +1,4 @@
-"""A comparison of many samples, in worker processes where these are worth their start."""
+"""Sample dispatch: run a comparison in this process or, where the start-up cost pays off, in worker processes."""
 
 from __future__ import annotations
 
@@ -13,53 +13,56 @@ import numpy as np
 
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.comparison.worker import run_item
-from arm_recipes.comparison.worker_job import Job, Runner, SampleResult, WorkItem
+from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, SampleRunner, WorkItem
 from arm_recipes.runtime import host_library
 
-#: Seconds of work that other processes are worth being started for: each imports PyTorch and ExecuTorch.
-_WORTH = 20.0
+#: Seconds of remaining work that justify worker processes: each one imports PyTorch and ExecuTorch.
+_MIN_PARALLEL_SECONDS = 20.0
 
 
-def run_all(
-    job: Job, items: Sequence[WorkItem], workers: int | None, mark: Callable[[Iterable[Any]], Any]
+def run_samples(
+    job: ComparisonJob, items: Sequence[WorkItem], workers: int | None, with_progress: Callable[[Iterable[Any]], Any]
 ) -> list[SampleResult]:
-    """All samples in order.
+    """Run all samples and return their results in order.
 
     Args:
-        workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
-        mark: goes through what comes, with a progress bar or without.
+        workers: number of processes. None: as ``joblib.parallel_config`` says; without it, processes are started only
+            if more than 20 s of work remain.
+        with_progress: wraps the iterable of results, with or without a progress bar.
     """
-    host_library.load_plugin()  # an error, and the compiler, are better met before processes are started
-    found: dict[int, SampleResult] = {}
-    for index, made in mark(_made(job, items, workers)):
-        found[index] = made
-    return [found[item.index] for item in items]
+    host_library.load_plugin()  # build it once, and raise its errors, before processes start
+    results: dict[int, SampleResult] = {}
+    for index, result in with_progress(_iter_results(job, items, workers)):
+        results[index] = result
+    return [results[item.index] for item in items]
 
 
-def _made(job: Job, items: Sequence[WorkItem], workers: int | None) -> Iterator[tuple[int, SampleResult]]:
+def _iter_results(
+    job: ComparisonJob, items: Sequence[WorkItem], workers: int | None
+) -> Iterator[tuple[int, SampleResult]]:
     if workers == 1 or job.has_state or len(items) == 1:
-        runner = Runner(job)
+        runner = SampleRunner(job)
         yield from ((item.index, runner(item)) for item in items)
         return
-    left = list(items)
-    if workers is None and not _configured():
-        runner = Runner(job)
+    remaining = list(items)
+    if workers is None and not _is_parallel_configured():
+        runner = SampleRunner(job)
         start = time.perf_counter()
-        while left:
-            item = left.pop(0)
+        while remaining:
+            item = remaining.pop(0)
             yield item.index, runner(item)
-            each = (time.perf_counter() - start) / (len(items) - len(left))
-            if joblib.cpu_count() > 1 and each * len(left) > _WORTH:
+            seconds_per_sample = (time.perf_counter() - start) / (len(items) - len(remaining))
+            if joblib.cpu_count() > 1 and seconds_per_sample * len(remaining) > _MIN_PARALLEL_SECONDS:
                 break
-    if left:
+    if remaining:
         data = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         key, array = hashlib.sha256(data).hexdigest(), np.frombuffer(data, np.uint8)
         with joblib.parallel_config(**({} if workers is None else {"n_jobs": workers})):
-            yield from in_parallel(run_item, ((key, array, item) for item in left))
+            yield from in_parallel(run_item, ((key, array, item) for item in remaining))
 
 
-def _configured() -> bool:
-    """Whether the user says how to work in parallel."""
+def _is_parallel_configured() -> bool:
+    """Whether the user has configured joblib's parallelism."""
     from joblib.parallel import LokyBackend, get_active_backend
 
     backend, jobs = get_active_backend()

@@ -1,7 +1,8 @@
-"""What a program's delegates compute inside: their TOSA graphs once more, with the layers' results as outputs too.
+"""Intermediate outputs of delegates: lower the program again with layer results as additional TOSA graph outputs.
 
-Passes keep every bit of an integer result, whatever leaves the graph, and ``verify`` shows that what Vela compiles
-gives the graph's numbers. Read in the order that PyTorch has for them, the results need no other record.
+TOSA passes are bit-exact on integer results, whichever values are graph outputs, and ``verify`` shows that Vela's
+code matches the TOSA graph. Results are matched to nodes by the order of the captured program; no other record is
+needed.
 """
 
 from __future__ import annotations
@@ -37,132 +38,139 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Taps:
-    """A delegate that can be run with its insides.
+class DelegateTaps:
+    """A delegate's TOSA graph with intermediate values as additional outputs.
 
     Attributes:
-        checksum, name: of the delegate; several may have one checksum.
-        flatbuffer: its TOSA graph with more outputs.
-        outputs: how many it had before.
-        names: of the nodes whose values the others are, and of some of the first ones; None for those not asked for.
-        entries: of each input that is asked for the name, and how its dimensions lie in memory.
-        kinds: element type and shape of each input, as the graph has it.
+        checksum, name: checksum and name of the delegate; several delegates may share a checksum.
+        flatbuffer: TOSA graph with the additional outputs.
+        original_outputs: number of outputs of the delegate itself; they come first.
+        tapped_outputs: for each output, the name of its node; None for outputs that were not requested.
+        tapped_inputs: for each input, node name and memory layout; None for inputs that were not requested.
+        input_types: element type and shape of each graph input.
     """
 
     checksum: bytes
     name: str
     flatbuffer: bytes
-    outputs: int
-    names: tuple[str | None, ...]
-    entries: tuple[tuple[str, Layout] | None, ...]
-    kinds: tuple[tuple[str, tuple[int, ...]], ...]
+    original_outputs: int
+    tapped_outputs: tuple[str | None, ...]
+    tapped_inputs: tuple[tuple[str, Layout] | None, ...]
+    input_types: tuple[tuple[str, tuple[int, ...]], ...]
 
     @property
-    def known(self) -> frozenset[str]:
-        """Nodes whose values it tells."""
-        entered = (entry[0] for entry in self.entries if entry is not None)
-        return frozenset(name for name in (*self.names, *entered) if name is not None)
+    def tapped_nodes(self) -> frozenset[str]:
+        """Names of the nodes whose values the graph provides."""
+        entered = (entry[0] for entry in self.tapped_inputs if entry is not None)
+        return frozenset(name for name in (*self.tapped_outputs, *entered) if name is not None)
 
     def read(self, execution: Execution, grids: Mapping[str, QuantizationGrid]) -> tuple[dict[str, Tensor], bool]:
-        """The values of one execution as real numbers, and whether the delegate's own results were the same."""
-        given = [_as(array, *kind) for array, kind in zip(execution.inputs, self.kinds, strict=True)]
-        results = reference.run(self.flatbuffer, given)
-        equal = all(
-            made.tobytes() == np.ascontiguousarray(array).tobytes()
-            for made, array in zip(results[: self.outputs], execution.outputs, strict=True)
-            if made.dtype.kind != "f"  # Vulkan's real numbers may differ in the last bit
+        """Return the dequantized values of one execution, and whether the delegate's own integer results match."""
+        inputs = [_view_input(array, *kind) for array, kind in zip(execution.inputs, self.input_types, strict=True)]
+        results = reference.run(self.flatbuffer, inputs)
+        is_equal = all(
+            result.tobytes() == np.ascontiguousarray(array).tobytes()
+            for result, array in zip(results[: self.original_outputs], execution.outputs, strict=True)
+            if result.dtype.kind != "f"  # Vulkan's floating-point results may differ in the last bit
         )
-        found = {}
-        for entry, array in zip(self.entries, given, strict=True):
+        values = {}
+        for entry, array in zip(self.tapped_inputs, inputs, strict=True):
             if entry is not None:
                 name, order = entry
-                found[name] = _real(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
-        for asked, array in zip(self.names, results, strict=True):
-            if asked is not None:
-                found[asked] = _real(torch.from_numpy(np.array(array)), grids.get(asked))
-        return found, equal
+                values[name] = _dequantize(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
+        for node, array in zip(self.tapped_outputs, results, strict=True):
+            if node is not None:
+                values[node] = _dequantize(torch.from_numpy(np.array(array)), grids.get(node))
+        return values, is_equal
 
 
-def taps(
+def tap_delegates(
     program: ExportedProgram,
     partitioner: ArmPartitioner,
     records: Sequence[events.Delegate],
-    wanted: Iterable[str],
-) -> tuple[list[Taps], list[str]]:
-    """Lower a program once more, and let the results that are ``wanted`` leave its delegates.
+    wanted_nodes: Iterable[str],
+) -> tuple[list[DelegateTaps], list[str]]:
+    """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
 
     Args:
-        program: what was lowered; it is left as it is.
-        partitioner: what delegated it.
-        records: the delegates that came of it.
+        program: the program that was lowered; it is not modified.
+        partitioner: the partitioner that delegated it.
+        records: the delegates of that lowering.
+        wanted_nodes: names of the nodes whose results are requested.
 
     Returns:
-        a ``Taps`` for each delegate in the order of the records, and why one has none.
+        The taps of the delegates in the order of ``records``, and a note for each delegate without taps.
     """
-    program, names = copy_program(program), frozenset(wanted)
+    program, wanted_names = copy_program(program), frozenset(wanted_nodes)
     simplify_call(program)
     spec = partitioner.compile_spec
     with events.record():
         selection = select(prepare_program(program, spec.target), spec.target, partitioner.keep_on_cpu)
-        parts = {part.name: part for part in selection.partitions()}
-        extended = {name: _extended(part, selection, names) for name, part in parts.items()}
-        graphs = dict(zip(extended, selection.graphs(extended.values()), strict=True))
-    found, notes = [], []
+        parts = {extended.name: extended for extended in selection.partitions()}
+        extended_parts = {name: _add_outputs(extended, selection, wanted_names) for name, extended in parts.items()}
+        graphs = dict(zip(extended_parts, selection.graphs(extended_parts.values()), strict=True))
+    taps, notes = [], []
     for record in records:
-        part = extended.get(record.name)
-        if part is None or tuple(operator_name(node) for node in part.nodes) != record.operators:
-            notes.append(f"layers of '{record.name}' are PyTorch's: it is lowered otherwise when it is alone")
+        extended = extended_parts.get(record.name)
+        if extended is None or tuple(operator_name(node) for node in extended.nodes) != record.operators:
+            notes.append(f"layers of '{record.name}' are computed by PyTorch: lowering it alone gives another delegate")
             continue
         graph = graphs[record.name]
         try:
             with events.record():
                 passes.run(graph, spec.target)
             flatbuffer = serialize(graph)
-        except Exception as error:  # a fault of ours: the figures of the outputs are right without it
-            notes.append(f"layers of '{record.name}' are PyTorch's: {type(error).__name__}: {error}")
+        except Exception as error:  # an internal error; the figures of the outputs do not depend on it
+            notes.append(f"layers of '{record.name}' are computed by PyTorch: {type(error).__name__}: {error}")
             continue
-        entries = tuple(
-            (node.name, selection.lowering.boundary_value(node)[1]) if node.name in names else None
-            for node in part.inputs
+        tapped_inputs = tuple(
+            (node.name, selection.lowering.boundary_value(node)[1]) if node.name in wanted_names else None
+            for node in extended.inputs
         )
-        results = tuple(node.name if node.name in names else None for node in part.outputs)
-        kinds = tuple((value.dtype.value, value.shape) for value in graph.inputs)
-        made = len(parts[record.name].outputs)
-        found.append(Taps(record.checksum, record.name, flatbuffer, made, results, entries, kinds))
-    return found, notes
+        tapped_outputs = tuple(node.name if node.name in wanted_names else None for node in extended.outputs)
+        input_types = tuple((value.dtype.value, value.shape) for value in graph.inputs)
+        original_outputs = len(parts[record.name].outputs)
+        taps.append(
+            DelegateTaps(
+                record.checksum, record.name, flatbuffer, original_outputs, tapped_outputs, tapped_inputs, input_types
+            )
+        )
+    return taps, notes
 
 
-def _extended(part: Partition, selection: Selection, names: frozenset[str]) -> Partition:
-    """The part with what is wanted of its results as outputs, behind those that it has."""
-    more = [node for node in part.nodes if node.name in names and node not in part.outputs]
-    return replace(part, outputs=[*part.outputs, *(node for node in more if _can_leave(node, selection))])
+def _add_outputs(part: Partition, selection: Selection, wanted_names: frozenset[str]) -> Partition:
+    """Append the requested results to the outputs of the part."""
+    additional = [node for node in part.nodes if node.name in wanted_names and node not in part.outputs]
+    return replace(part, outputs=[*part.outputs, *(node for node in additional if _can_be_output(node, selection))])
 
 
-def _can_leave(node: Node, selection: Selection) -> bool:
-    """Whether a node's result is a tensor of the graph: integers that it is quantized to, or real numbers."""
+def _can_be_output(node: Node, selection: Selection) -> bool:
+    """Whether a node's result is a tensor of the TOSA graph: its quantized integers, or floating-point values."""
     result = selection.lowering.results.get(node)
     if not isinstance(result, Lowered) or result.value.data is not None or selection.lowering.is_internal(node):
         return False
     return is_quantize(node) or (is_float(node) and not is_dequantize(node) and result.value.dtype.is_float)
 
 
-def _as(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """What a delegate was given; one for an Ethos-U is given bytes."""
+def _view_input(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
+    """View a delegate's input with its graph type; Ethos-U delegates receive raw bytes."""
     is_bytes = array.dtype == np.uint8 and (dtype != "uint8" or array.shape != shape)
     return array.view(dtype).reshape(shape) if is_bytes else array
 
 
-def _real(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
-    """The real numbers that integers stand for, as a dequantize operator gives them."""
+def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
+    """Dequantize integers exactly as a dequantize operator does; return other values unchanged."""
     return values if grid is None else (values.float() - grid.zero_point) * grid.scale
 
 
-def in_order(executions: Iterable[Execution], taps: Sequence[Taps]) -> Iterator[tuple[Execution, Taps]]:
-    """Executions of one run of a method with their taps; those of delegates without any are left out."""
-    waiting: dict[bytes, list[Taps]] = {}
+def match_executions(
+    executions: Iterable[Execution], taps: Sequence[DelegateTaps]
+) -> Iterator[tuple[Execution, DelegateTaps]]:
+    """Pair the executions of one method run with their taps; skip delegates without taps."""
+    taps_by_checksum: dict[bytes, list[DelegateTaps]] = {}
     for tap in taps:
-        waiting.setdefault(tap.checksum, []).append(tap)
+        taps_by_checksum.setdefault(tap.checksum, []).append(tap)
     for execution in executions:
-        left = waiting.get(execution.checksum or b"")
-        if left:
-            yield execution, left.pop(0)
+        remaining = taps_by_checksum.get(execution.checksum or b"")
+        if remaining:
+            yield execution, remaining.pop(0)

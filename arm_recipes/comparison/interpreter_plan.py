@@ -1,6 +1,6 @@
-"""A captured program as steps that another process can take, in real numbers and as the program computes.
+"""Interpreter plan: a captured program as a picklable list of steps, run in floating point and as quantized.
 
-fx's graphs travel badly: pickling one traces it anew, and PyTorch's operators cannot be pickled at all.
+Pickling an fx graph traces it again, and PyTorch operators cannot be pickled, so neither can go to a worker process.
 """
 
 from __future__ import annotations
@@ -38,38 +38,38 @@ from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.program import constants_of, copy_program, drop_assertions, store_of, user_inputs
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 
-_USER = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
+_USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
-class NoPlan(Exception):
-    """The program has what a plan cannot have; says what."""
+class UnsupportedProgramError(Exception):
+    """The program has an operator that a plan cannot hold; the message names it."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """The result of a step."""
+    """A reference to the result of a step."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Step:
-    """A node: an operator with its operands, or a tensor that the program is given or holds, without operator."""
+    """A node: an operator with its operands, or an input or constant without operator."""
 
     name: str
-    kind: str  # "given", "held", "quantize", "dequantize", "call"
+    kind: str  # "input", "constant", "quantize", "dequantize", "call"
     target: Any = None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
-        """Steps that it reads."""
+        """Names of the steps whose results this step reads."""
         leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
         return tuple(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Ref)))
 
     def __call__(self, value_of: Callable[[str], Any]) -> Any:
-        """What the operator makes of its operands."""
+        """Apply the operator to its operands."""
         args, kwargs = map_aggregate(
             (self.args, dict(self.kwargs)), lambda x: value_of(x.name) if isinstance(x, Ref) else x
         )
@@ -80,24 +80,25 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedTensor:
     """A tensor that is compared.
 
     Attributes:
-        name: of the step that has it; ``value``: of the one that has it in floating point, before it is quantized.
-        node: of the captured program, that computes it.
-        grid: the real numbers that it is rounded to, if it is quantized.
-        moves: it holds numbers that it read, in other places: nothing is lost.
-        is_fixed: the grid is that of the operator, whatever calibration saw.
-        dtype: of what the program holds.
-        operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
-            one with weights and its activation are one layer, both operators, and module and line of the first.
-        readers: submodules that compute with it; empty if the model itself does, or nothing.
-        weights: constants that are quantized and that only this row's operators read.
+        name: name of the step that holds it.
+        float_step: name of the step that holds it in floating point, before quantization.
+        node: node of the captured program that computes it.
+        grid: quantization grid; None if the tensor is not quantized.
+        is_data_movement: whether it only rearranges values on the same grid, without loss.
+        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        dtype: dtype in the program.
+        operator, module, source: ATen operator, path of the submodule, line of the model. For a fused layer (an
+            operator with weights and its activation): both operators, module and line of the first.
+        readers: submodules that consume it; empty if the model itself does, or nothing does.
+        weights: quantized constants that only this tensor's operators read.
     """
 
     name: str
-    value: str
+    float_step: str
     node: str
     grid: QuantizationGrid | None
     is_data_movement: bool
@@ -111,85 +112,90 @@ class Row:
 
 
 @dataclass
-class Plan:
+class InterpreterPlan:
     """The steps of a program.
 
     Attributes:
-        given: names of the tensors that it takes, in order.
-        held: parameters, buffers and constants.
-        floats: what some of these were before they were quantized.
-        outputs: what it returns, tensors as ``Ref``: new values of inputs that it writes come first.
-        writes: buffers, and what is written to them.
-        rows: tensors that can be compared, in program order.
+        steps: steps in program order.
+        inputs: names of the input tensors, in order.
+        constants: parameters, buffers and constants by name.
+        float_constants: values of quantized constants before quantization, by name.
+        outputs: results, tensors as ``Ref``; written-back inputs come first.
+        writes: names of written buffers, with the step whose result is written.
+        tensors: tensors that can be compared, in program order.
     """
 
     steps: list[Step]
-    given: list[str]
-    held: dict[str, Tensor]
-    floats: dict[str, Tensor]
+    inputs: list[str]
+    constants: dict[str, Tensor]
+    float_constants: dict[str, Tensor]
     outputs: list[Any]
     writes: dict[str, str]
-    rows: list[Row]
+    tensors: list[ComparedTensor]
 
     @staticmethod
-    def of(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> Plan:
-        """The plan of a program, which is left as it is.
+    def from_program(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> InterpreterPlan:
+        """Build the plan of a program; the program is not modified.
 
         Args:
-            floats: constants before they were quantized, by the name that the signature has for them.
+            floats: constants before quantization, by their name in the graph signature.
 
         Raises:
-            NoPlan: it has loops, or operators that are no more than a graph.
+            UnsupportedProgramError: the program has loops or calls that are not operators.
         """
         program = copy_program(program)
         inline_higher_order_ops(program.graph_module, constants_of(program))
         program = functionalize_program(program)
         drop_assertions(program)
-        return _plan(program, floats or {})
+        return _build_plan(program, floats or {})
 
     @property
     def has_state(self) -> bool:
-        """Whether a sample changes what the next one gives."""
+        """Whether a sample changes the results of the next one, through buffers."""
         return bool(self.writes)
 
     @property
     def is_quantized(self) -> bool:
-        """Whether any tensor is rounded."""
-        return any(row.grid is not None for row in self.rows)
+        """Whether any tensor is quantized."""
+        return any(row.grid is not None for row in self.tensors)
 
 
-def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Plan:
+def _build_plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> InterpreterPlan:
     signature = program.graph_signature
-    held, real = {}, {}
+    constants, float_constants = {}, {}
     for spec in signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
             name = spec.arg.name
-            held[name] = store_of(program, str(spec.target))[str(spec.target)].detach()
+            constants[name] = store_of(program, str(spec.target))[str(spec.target)].detach()
             if spec.target in floats:
-                real[name] = floats[str(spec.target)].detach()
-    steps = [_step(node, held) for node in program.graph.nodes if node.op != "output"]
+                float_constants[name] = floats[str(spec.target)].detach()
+    steps = [_make_step(node, constants) for node in program.graph.nodes if node.op != "output"]
     results = pytree.tree_leaves(program.graph.output_node().args[0])
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
     outputs, writes = [], {}
     for spec, result in zip(signature.output_specs, results, strict=True):
         if spec.kind is OutputKind.BUFFER_MUTATION:
             writes[buffers[str(spec.target)]] = result.name
-        elif spec.kind in _USER:
+        elif spec.kind in _USER_OUTPUTS:
             outputs.append(Ref(result.name) if isinstance(result, Node) else result)
-    given = [node.name for node in user_inputs(program) if isinstance(node.meta.get("val"), Tensor)]
-    return Plan(steps, given, held, real, outputs, writes, _rows(program, real))
+    graph_inputs = [node.name for node in user_inputs(program) if isinstance(node.meta.get("val"), Tensor)]
+    return InterpreterPlan(
+        steps, graph_inputs, constants, float_constants, outputs, writes, _compared_tensors(program, float_constants)
+    )
 
 
-def _step(node: Node, held: Mapping[str, Tensor]) -> Step:
+def _make_step(node: Node, constants: Mapping[str, Tensor]) -> Step:
     if node.op == "placeholder":
-        return Step(node.name, "held" if node.name in held else "given")
+        return Step(node.name, "constant" if node.name in constants else "input")
     if node.op != "call_function" or node.target is LOOP_OUT:
-        raise NoPlan("a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'")
+        raise UnsupportedProgramError(
+            "a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'"
+        )
     kind = "quantize" if is_quantize(node) else "dequantize" if is_dequantize(node) else "call"
     args, kwargs = map_aggregate((node.args, node.kwargs), _as_ref)
     overload = overload_of(node.target)
     if overload is None and getattr(node.target, "__module__", None) not in ("_operator", "builtins", "math"):
-        raise NoPlan(f"'{node.name}', a call of {node.target}")
+        raise UnsupportedProgramError(f"'{node.name}', a call of {node.target}")
     target = str(overload) if overload is not None else node.target
     return Step(node.name, kind, target, tuple(args), dict(kwargs))
 
@@ -200,84 +206,86 @@ def _as_ref(x: Any) -> Any:
 
 def _operator(target: Any) -> Callable[..., Any]:
     if not isinstance(target, str):
-        found: Callable[..., Any] = target
-        return found
-    if target == "aten.view.default":  # attention lays its result out in another way than it was traced with
+        function: Callable[..., Any] = target
+        return function
+    if target == "aten.view.default":  # attention returns another memory layout than was traced
         return torch.reshape
     if target.startswith("quantized_decomposed."):
         from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers them)
-    made: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
-    return made
+    overload: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
+    return overload
 
 
-def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
-    """Of quantized tensors; of real ones those that are not on their way to be quantized, and those it returns."""
-    rows = []
-    inside: set[Node] = set()
+def _compared_tensors(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[ComparedTensor]:
+    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result."""
+    tensors = []
+    fused: set[Node] = set()
     for node in reversed(program.graph.nodes):
         computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
-        if computes and node.users and all(is_quantize(user) or user in inside for user in node.users):
-            inside.add(node)
+        if computes and node.users and all(is_quantize(user) or user in fused for user in node.users):
+            fused.add(node)
     varying = set(program.graph.find_nodes(op="placeholder")) - constants_of(program).keys()
     for node in program.graph.nodes:
         if not varying.isdisjoint(node.all_input_nodes):
             varying.add(node)
-        if node.op != "call_function" or is_dequantize(node) or node in inside or node not in varying:
+        if node.op != "call_function" or is_dequantize(node) or node in fused or node not in varying:
             continue
         if is_quantize(node):
-            rows.append(_row(node, node.args[0], _grid(node), floats))
+            tensors.append(_compared_tensor(node, node.args[0], _grid(node), floats))
         elif is_float(node) and isinstance(node.meta["val"], Tensor):
-            rows.append(_row(node, node, None, floats))
-    return rows
+            tensors.append(_compared_tensor(node, node, None, floats))
+    return tensors
 
 
-def _row(node: Node, value: Node, grid: QuantizationGrid | None, floats: Mapping[str, Tensor]) -> Row:
+def _compared_tensor(
+    node: Node, value: Node, grid: QuantizationGrid | None, floats: Mapping[str, Tensor]
+) -> ComparedTensor:
     source = boundary_source(value)
-    made = source.args[0] if source.target is operator.getitem else source
-    assert isinstance(made, Node)
-    weights = _weights(value, floats)
-    reader = next(iter(weights.values()), made)  # what users call the layer, whatever its result goes through behind it
+    producer = source.args[0] if source.target is operator.getitem else source
+    assert isinstance(producer, Node)
+    weights = _quantized_weights(value, floats)
+    reader = next(iter(weights.values()), producer)  # users call this the layer, with or without an activation
     *_, module = ("", *modules_of(reader))
-    operators = [operator_name(node) for node in dict.fromkeys((reader, made))]
-    return Row(
+    operators = [operator_name(node) for node in dict.fromkeys((reader, producer))]
+    return ComparedTensor(
         name=node.name,
-        value=value.name,
+        float_step=value.name,
         node=source.name,
         grid=grid,
-        is_data_movement=_moves(made, grid),
-        is_fixed=getattr(find_record(made), "fixed_range", None) is not None,
+        is_data_movement=_is_lossless_move(producer, grid),
+        is_fixed=getattr(find_record(producer), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
-        operator="input" if made.op == "placeholder" else " + ".join(operators),
+        operator="input" if producer.op == "placeholder" else " + ".join(operators),
         module=module,
-        readers=_readers(node),
+        readers=_reader_modules(node),
         source=source_line(reader),
         weights=tuple(weights),
     )
 
 
-def _readers(node: Node) -> tuple[str, ...]:
-    """Submodules that compute with a tensor, wherever it is moved before."""
-    found: dict[str, None] = {}
+def _reader_modules(node: Node) -> tuple[str, ...]:
+    """Return the submodules that compute with a tensor, looking through data movement."""
+    modules: dict[str, None] = {}
     pending = list(node.users)
     while pending:
         user = pending.pop(0)
         if is_quantize(user) or is_dequantize(user) or is_data_movement(user):
             pending += user.users
         elif user.op == "call_function":
-            found[("", *modules_of(user))[-1]] = None
-    return () if "" in found else tuple(found)
+            modules[("", *modules_of(user))[-1]] = None
+    return () if "" in modules else tuple(modules)
 
 
-def _moves(node: Node, grid: QuantizationGrid | None) -> bool:
-    """Whether it computes nothing, and all that it reads is on the grid of its result."""
-    reads = [source for source in node.all_input_nodes if is_float(source)]
-    same = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in reads)
-    return is_data_movement(node) and bool(reads) and same
+def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
+    """Whether a node only moves data, and all its inputs have the grid of its result."""
+    sources = [source for source in node.all_input_nodes if is_float(source)]
+    is_same_grid = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in sources)
+    return is_data_movement(node) and bool(sources) and is_same_grid
 
 
-def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
-    """Quantized constants that a row's operators read, those up to the next quantized tensors, and which reads each."""
-    found: dict[str, Node] = {}
+def _quantized_weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
+    """Return the quantized constants read between a tensor and the next quantized tensors, with their readers."""
+    readers: dict[str, Node] = {}
     seen, pending = {node}, [node] if floats else []
     while pending:
         reader = pending.pop()
@@ -285,15 +293,15 @@ def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
             if is_dequantize(source):
                 value = source.args[0]
                 if isinstance(value, Node) and value.name in floats:
-                    found[value.name] = reader
+                    readers[value.name] = reader
             elif source.op == "call_function" and not is_quantize(source) and source not in seen:
                 seen.add(source)
                 pending.append(source)
-    return found
+    return readers
 
 
 def _grid(node: Node) -> QuantizationGrid | None:
-    """None where a channel has a grid of its own, or one that is computed."""
+    """Return the grid of a quantize or dequantize node; None for per-channel or computed parameters."""
     args = node.args[1:5]
     if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
         return None
@@ -302,151 +310,166 @@ def _grid(node: Node) -> QuantizationGrid | None:
 
 
 @dataclass
-class Values:
-    """What is known of one row for one sample.
+class TensorValues:
+    """Values of one compared tensor for one sample.
 
     Attributes:
-        right: in floating point.
-        unrounded: what quantized weights make of right inputs; None where there are none.
-        given: as the program has it; None where it was not asked for.
+        reference: value in floating point.
+        layer_output: result of the isolated layer: quantized weights, floating-point inputs, no rounding; None
+            without quantized weights.
+        program: value in the program; None if it was not requested.
     """
 
-    right: Tensor
-    unrounded: Tensor | None
-    given: Tensor | None
+    reference: Tensor
+    layer_output: Tensor | None
+    program: Tensor | None
 
 
-class Evaluation:
-    """A plan under way from sample to sample.
+class PlanInterpreter:
+    """Executes a plan; buffers keep their values from sample to sample.
 
     Args:
-        known: names of the rows whose values the program itself tells.
+        provided: names of the tensors whose values the program itself provides.
     """
 
-    def __init__(self, plan: Plan, known: frozenset[str] = frozenset()) -> None:
-        self._plan, self._asked = plan, _asked(plan, known)
-        self._rows = {row.name: row for row in plan.rows}
-        self._freed = _freed(plan)
-        self._right: dict[str, Tensor] = {}
-        self._given: dict[str, Tensor] = {}
-        #: What the model returns for the last sample.
+    def __init__(self, plan: InterpreterPlan, provided: frozenset[str] = frozenset()) -> None:
+        self._plan, self._simulated = plan, _find_simulated(plan, provided)
+        self._tensors = {row.name: row for row in plan.tensors}
+        self._released = _find_releases(plan)
+        self._reference_state: dict[str, Tensor] = {}
+        self._program_state: dict[str, Tensor] = {}
+        #: Outputs of the model for the last sample.
         self.outputs: list[Any] = []
 
     def run(
         self,
         inputs: Sequence[Tensor],
-        known: Mapping[str, Tensor] | None = None,
+        program_values: Mapping[str, Tensor] | None = None,
         *,
-        own: bool = False,
-        replaced: Mapping[str, Tensor] | None = None,
-    ) -> Iterator[tuple[Row, Values]]:
-        """Take all steps for a sample; yields the rows as they come.
+        isolate_layers: bool = False,
+        overrides: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[ComparedTensor, TensorValues]]:
+        """Execute all steps for a sample; yield each compared tensor with its values.
 
         Args:
-            known: values as the program has them; None: those of the program are not asked for.
-            own: compute what layers make of right inputs.
-            replaced: values of rows that stand in for the right ones.
+            program_values: values that the program provides, by name. None: the program's values are not needed.
+            isolate_layers: also compute each layer with quantized weights on floating-point inputs.
+            overrides: values by tensor name that replace the floating-point ones.
         """
-        plan, asked = self._plan, frozenset() if known is None else self._asked
-        at = _Sample(known or {}, asked, own, replaced or {})
-        at.right.update(zip(plan.given, (x.clone() for x in inputs), strict=True))
-        at.given.update(at.right)
+        plan, simulated = self._plan, frozenset() if program_values is None else self._simulated
+        sample = _SampleState(program_values or {}, simulated, isolate_layers, overrides or {})
+        sample.reference.update(zip(plan.inputs, (x.clone() for x in inputs), strict=True))
+        sample.program.update(sample.reference)
         for step in plan.steps:
-            if step.kind == "held":
-                before = plan.held[step.name]
-                at.right[step.name] = self._right.get(step.name, plan.floats.get(step.name, before))
-                at.given[step.name] = self._given.get(step.name, before)
-                if own and step.name in plan.floats:
-                    at.own[step.name] = before
-            elif step.kind != "given":
-                at.take(step)
-            row = self._rows.get(step.name)
-            if row is not None:
-                yield row, Values(at.right[row.value], at.own.get(row.value), at.given.get(row.name))
-            for name in self._freed.get(step.name, ()):
-                for values in (at.right, at.own, at.given):
-                    values.pop(name, None)
-        self.outputs = [at.right[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
-        self._right = {buffer: at.right[value] for buffer, value in plan.writes.items()}
-        self._given = {buffer: at.given[value] for buffer, value in plan.writes.items() if value in at.given}
+            if step.kind == "constant":
+                constant = plan.constants[step.name]
+                sample.reference[step.name] = self._reference_state.get(
+                    step.name, plan.float_constants.get(step.name, constant)
+                )
+                sample.program[step.name] = self._program_state.get(step.name, constant)
+                if isolate_layers and step.name in plan.float_constants:
+                    sample.isolated[step.name] = constant
+            elif step.kind != "input":
+                sample.execute(step)
+            tensor = self._tensors.get(step.name)
+            if tensor is not None:
+                yield (
+                    tensor,
+                    TensorValues(
+                        sample.reference[tensor.float_step],
+                        sample.isolated.get(tensor.float_step),
+                        sample.program.get(tensor.name),
+                    ),
+                )
+            for name in self._released.get(step.name, ()):
+                for environment in (sample.reference, sample.isolated, sample.program):
+                    environment.pop(name, None)
+        self.outputs = [sample.reference[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
+        self._reference_state = {buffer: sample.reference[value] for buffer, value in plan.writes.items()}
+        self._program_state = {
+            buffer: sample.program[value] for buffer, value in plan.writes.items() if value in sample.program
+        }
 
 
 @dataclass
-class _Sample:
-    """What is known while the steps of one sample are taken.
+class _SampleState:
+    """State of one sample's execution.
 
     Attributes:
-        known, replaced: see ``Evaluation.run``; ``asked``: steps whose values in the program are computed here.
-        right, own, given: see ``Values``.
+        program_values, isolates_layers, overrides: see ``PlanInterpreter.run``.
+        simulated: steps whose values in the program are computed here.
+        reference, isolated, program: values by step; see ``TensorValues``.
     """
 
-    known: Mapping[str, Tensor]
-    asked: frozenset[str]
-    wants_own: bool
-    replaced: Mapping[str, Tensor]
-    right: dict[str, Any] = field(default_factory=dict)
-    own: dict[str, Any] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=dict)
+    program_values: Mapping[str, Tensor]
+    simulated: frozenset[str]
+    isolates_layers: bool
+    overrides: Mapping[str, Tensor]
+    reference: dict[str, Any] = field(default_factory=dict)
+    isolated: dict[str, Any] = field(default_factory=dict)
+    program: dict[str, Any] = field(default_factory=dict)
 
-    def take(self, step: Step) -> None:
-        """Compute a step. Quantized tensors are real numbers here, as what follows reads them."""
+    def execute(self, step: Step) -> None:
+        """Compute a step. Quantized tensors are held dequantized, as their consumers read them."""
         name, first = step.name, step.sources[0] if step.sources else ""
-        make: Callable[[Mapping[str, Any]], Any] = {
-            "quantize": lambda values: _rounded(step, values),
-            "dequantize": lambda values: _dequantized(step, values),
+        compute: Callable[[Mapping[str, Any]], Any] = {
+            "quantize": lambda values: _fake_quantize(step, values),
+            "dequantize": lambda values: _dequantize(step, values),
             "call": lambda values: step(values.__getitem__),
         }[step.kind]
-        if name in self.replaced:
-            self.right[name] = self.replaced[name]
+        if name in self.overrides:
+            self.reference[name] = self.overrides[name]
         else:
-            self.right[name] = self.right[first] if step.kind == "quantize" else make(self.right)
-        if self.wants_own and step.kind != "quantize" and not self.own.keys().isdisjoint(step.sources):
-            self.own[name] = make(ChainMap(self.own, self.right))
-        if name in self.known:
-            self.given[name] = self.known[name]
-        elif name in self.asked:
-            self.given[name] = make(self.given)
+            self.reference[name] = self.reference[first] if step.kind == "quantize" else compute(self.reference)
+        if self.isolates_layers and step.kind != "quantize" and not self.isolated.keys().isdisjoint(step.sources):
+            self.isolated[name] = compute(ChainMap(self.isolated, self.reference))
+        if name in self.program_values:
+            self.program[name] = self.program_values[name]
+        elif name in self.simulated:
+            self.program[name] = compute(self.program)
 
 
-def _freed(plan: Plan) -> dict[str, list[str]]:
-    """What need not be kept behind each step."""
-    place = {step.name: index for index, step in enumerate(plan.steps)}
-    last = {source: step.name for step in plan.steps for source in step.sources}
-    for row in plan.rows:  # a row may be read later than its value
-        last[row.value] = max(last.get(row.value, row.name), row.name, key=place.__getitem__)
-    kept = {ref.name for ref in plan.outputs if isinstance(ref, Ref)} | set(plan.writes.values())
-    freed: dict[str, list[str]] = {}
-    for source, step in last.items():
-        if source not in kept:
-            freed.setdefault(step, []).append(source)
-    return freed
+def _find_releases(plan: InterpreterPlan) -> dict[str, list[str]]:
+    """Return the values that can be released after each step."""
+    position = {step.name: index for index, step in enumerate(plan.steps)}
+    last_use = {source: step.name for step in plan.steps for source in step.sources}
+    for tensor in plan.tensors:  # the quantized tensor may be read later than its floating-point value
+        last_use[tensor.float_step] = max(
+            last_use.get(tensor.float_step, tensor.name), tensor.name, key=position.__getitem__
+        )
+    live = {ref.name for ref in plan.outputs if isinstance(ref, Ref)} | set(plan.writes.values())
+    releases: dict[str, list[str]] = {}
+    for source, step in last_use.items():
+        if source not in live:
+            releases.setdefault(step, []).append(source)
+    return releases
 
 
-def dequantized(plan: Plan, name: str) -> tuple[Step, Tensor]:
-    """The step that makes real numbers of a quantized constant, and these."""
+def dequantize_constant(plan: InterpreterPlan, name: str) -> tuple[Step, Tensor]:
+    """Return the dequantize step of a quantized constant, and the dequantized values."""
     step = next(step for step in plan.steps if step.kind == "dequantize" and step.sources[0] == name)
-    return step, step(plan.held.__getitem__)
+    return step, step(plan.constants.__getitem__)
 
 
-def _asked(plan: Plan, known: frozenset[str]) -> frozenset[str]:
-    """Steps whose values as the program has them PyTorch must compute, as the program does not tell them."""
-    asked = {row.name for row in plan.rows} - known
-    if asked:
-        asked |= set(plan.writes.values()) - known
+def _find_simulated(plan: InterpreterPlan, provided: frozenset[str]) -> frozenset[str]:
+    """Return the steps whose program values PyTorch must compute, because the program does not provide them."""
+    simulated = {row.name for row in plan.tensors} - provided
+    if simulated:
+        simulated |= set(plan.writes.values()) - provided
     for step in reversed(plan.steps):
-        if step.name in asked:
-            asked.update(source for source in step.sources if source not in known)
-    return frozenset(asked)
+        if step.name in simulated:
+            simulated.update(source for source in step.sources if source not in provided)
+    return frozenset(simulated)
 
 
-def _rounded(step: Step, values: Mapping[str, Any]) -> Any:
-    """The real number that a quantized tensor stands for."""
+def _fake_quantize(step: Step, values: Mapping[str, Any]) -> Any:
+    """Quantize and dequantize a tensor."""
     integers = step(values.__getitem__)
     args = [values[x.name] if isinstance(x, Ref) else x for x in step.args[1:]]
     name = str(step.target).replace(".quantize_", ".dequantize_")
     return _operator(name)(integers, *args)
 
 
-def _dequantized(step: Step, values: Mapping[str, Any]) -> Any:
+def _dequantize(step: Step, values: Mapping[str, Any]) -> Any:
     source = values[step.sources[0]]
     return source if kind_of(source.dtype) is ScalarKind.FLOAT else step(values.__getitem__)

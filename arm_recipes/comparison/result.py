@@ -1,4 +1,4 @@
-"""What ``compare`` returns: figures for outputs, layers and the task, as data, as text and as HTML."""
+"""Result of ``compare``: error metrics of outputs and layers and task accuracy, as data, text and HTML."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from typing import Any
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorMetrics
 from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import LayerAdvice, Weights
+from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
 
-#: Layers that the printed comparison has advice for, and those that it lists.
-WORST, _LISTED = 5, 16
-#: SQNR from which on there is nothing to better: that of float32 itself.
-_EXACT = 120.0
-#: How to have int16 where the advice says so.
-_INT16 = "int16 for a module: get_recipe(..., precisions={'module': 'A16W8'}); tune() finds the best for a budget"
+#: Most layers that the printed comparison gives advice for, and most that it lists.
+WORST_COUNT, _MAX_LISTED = 5, 16
+#: SQNR in dB of float32 itself; layers above it need no improvement.
+_EXACT_SQNR = 120.0
+#: Note that explains how to select int16.
+_INT16_NOTE = (
+    "int16 for one module: get_recipe(..., precisions={'module': 'A16W8'}); tune() chooses modules within a budget"
+)
 
 
 @dataclass(frozen=True)
 class OutputGap:
-    """An output of the program beside that of the model.
+    """Error of one output of the program against the reference.
 
     Attributes:
-        gap: None for what is no tensor.
+        name: name of the output.
+        gap: error metrics; None for an output that is not a tensor.
     """
 
     name: str
@@ -34,16 +37,19 @@ class OutputGap:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """What a layer loses by itself: with inputs in floating point, by integers as weights and by its result's steps.
+    """Quantization error of an isolated layer: floating-point inputs, quantized weights, quantized result.
 
     Attributes:
-        sqnr: in dB; ``max_error``: the largest error.
-        clipped: share of the values that lie beyond the range of the program.
-        range: of the program; ``values``: of the samples; ``calibrated``: of calibration, where that is known.
-        p999: what 99.9 % of the values do not exceed.
-        output: SQNR of the first output if this layer alone is quantized, measured with the first samples; for the five
-            layers of ``Comparison.worst``, where the model has no state.
-        advice: the main cause, and what could be done.
+        sqnr: SQNR in dB.
+        max_error: largest absolute error.
+        clipped: share of the values outside the quantized range.
+        range: quantized range in the program.
+        values: range of the samples' values.
+        calibrated: range of the values in calibration; None if unknown.
+        p999: 99.9th percentile of the absolute values.
+        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples; only
+            for the five layers of ``Comparison.worst`` of a model without state.
+        advice: main cause of the error and the remedy.
     """
 
     sqnr: float
@@ -59,20 +65,20 @@ class OwnLoss:
 
 @dataclass(frozen=True)
 class LayerGap:
-    """A tensor inside the program beside that of the model.
+    """Error of one intermediate tensor of the program against the reference.
 
     Attributes:
-        name: of the node that computes it in the captured program; quantized twice, it is there twice.
-        operator, module, source: ATen operator, path of the submodule, line of the model. An operator with weights and
-            what is fused to it are one layer: both operators, and module and line of the first.
-        dtype: as the program has it.
-        scale, zero_point: None where it is not quantized.
-        moves: it only brings numbers to other places.
-        value_source: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
-            operators on the CPU and delegates that tell nothing.
-        gap: as the program runs, errors of the layers before included.
-        own: what it loses by itself; None where it is not quantized, or ``moves``, and between two programs.
-        weights: quantized constants that it reads.
+        name: node that computes it in the captured program. A tensor that is quantized twice appears twice.
+        operator, module, source: ATen operator, path of the submodule, line of the model. A fused layer (an operator
+            with weights and its activation) has both operators, and module and line of the first.
+        dtype: dtype in the program.
+        scale, zero_point: quantization parameters; None if not quantized.
+        moves: whether it only moves data.
+        value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
+            values, for operators on the CPU and delegates without intermediate outputs.
+        gap: error in the whole program, including the errors of preceding layers.
+        own: error of the isolated layer; None if it is not quantized or ``moves``, and between two programs.
+        weights: quantized constants that the layer reads.
     """
 
     name: str
@@ -86,24 +92,24 @@ class LayerGap:
     value_source: str
     gap: ErrorMetrics
     own: OwnLoss | None = None
-    weights: tuple[Weights, ...] = ()
+    weights: tuple[QuantizedConstant, ...] = ()
 
 
 @dataclass(frozen=True)
 class Comparison(Renderable):
-    """A program beside the model in floating point, or beside another program.
+    """Comparison of a program with the floating-point model or with another program.
 
-    In ``to_dict()`` infinity is "Infinity".
+    ``to_dict()`` represents infinity as "Infinity".
 
     Attributes:
-        program, reference: what is compared with what.
-        method: of the program.
-        samples: how many; ``layer_samples``: of these, how many layers were compared with.
-        outputs: in the program's order.
-        layers: in the program's order; the last one before an output has the figures of this.
-        accuracy: of the task, where labels or a metric were given.
-        seconds: that it took.
-        notes: what else the user should know, one sentence each.
+        program, reference: names of the program and of its reference.
+        method: method that was run.
+        samples: number of samples; ``layer_samples``: number of samples that layers were compared with.
+        outputs: outputs in program order.
+        layers: layers in program order; the layer that computes an output has the output's figures.
+        accuracy: task accuracy; None without labels and metric.
+        seconds: duration of the comparison.
+        notes: notes for the user, one sentence each.
     """
 
     program: str
@@ -119,85 +125,89 @@ class Comparison(Renderable):
 
     @property
     def sqnr(self) -> float:
-        """Of the first output that is a tensor, in dB."""
+        """SQNR of the first tensor output in dB; NaN without one."""
         return next((output.gap.sqnr for output in self.outputs if output.gap is not None), math.nan)
 
     @property
     def worst(self) -> tuple[LayerGap, ...]:
-        """The five layers that lose most by themselves, the worst first; between programs, those farthest apart."""
-        own = [layer for layer in self.layers if layer.own is not None and not layer.own.sqnr >= _EXACT]
+        """The five isolated layers with the lowest SQNR, worst first; between two programs, those that differ most."""
+        own = [layer for layer in self.layers if layer.own is not None and not layer.own.sqnr >= _EXACT_SQNR]
         if own:
-            return tuple(sorted(own, key=lambda layer: _rank(layer.own.sqnr) if layer.own else 0.0)[:WORST])
-        found = [layer for layer in self.layers if not layer.gap.sqnr >= _EXACT]
-        return tuple(sorted(found, key=lambda layer: _rank(layer.gap.sqnr))[:WORST])
+            return tuple(sorted(own, key=lambda layer: _sort_key(layer.own.sqnr) if layer.own else 0.0)[:WORST_COUNT])
+        differing = [layer for layer in self.layers if not layer.gap.sqnr >= _EXACT_SQNR]
+        return tuple(sorted(differing, key=lambda layer: _sort_key(layer.gap.sqnr))[:WORST_COUNT])
 
     def frame(self) -> Any:
-        """A ``pandas.DataFrame`` with a line for each layer; a list of dicts where there is no pandas."""
-        lines = [_line(layer) for layer in self.layers]
+        """Return a ``pandas.DataFrame`` with a row per layer; a list of dicts without pandas."""
+        rows = [_frame_row(layer) for layer in self.layers]
         try:
             import pandas
         except ImportError:
-            return lines
-        return pandas.DataFrame(lines)
+            return rows
+        return pandas.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts, lists, str and numbers, ready for JSON."""
+        """Return the comparison as dicts, lists, str and numbers, ready for JSON."""
         return super().to_dict() | {"sqnr": to_jsonable(self.sqnr), "worst": [layer.name for layer in self.worst]}
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
-        rows: list[tuple[str, ...]] = [("", "SQNR", "cosine", "largest error")]
-        rows += [(output.name, *_cells(output.gap)) for output in self.outputs if output.gap is not None]
-        of = f"{self.samples} sample{'s' * (self.samples != 1)} in {self.seconds:.1f} s"
-        yield f"{self.program} beside {self.reference}: '{self.method}', {of}", rows
+        """Yield headings with their rows, for text and HTML."""
+        rows: list[tuple[str, ...]] = [("", "SQNR", "cosine", "max error")]
+        rows += [(output.name, *_gap_cells(output.gap)) for output in self.outputs if output.gap is not None]
+        duration = f"{self.samples} sample{'s' * (self.samples != 1)} in {self.seconds:.1f} s"
+        yield f"{self.program} against {self.reference}: '{self.method}', {duration}", rows
         if self.accuracy is not None:
             yield "Accuracy", _accuracy_rows(self.accuracy, self.reference)
         if self.layers:
             yield from self._layer_sections()
-        notes = [*self.notes, *([_INT16] if any("int16" in _advice(layer) for layer in self.worst) else [])]
+        notes = [*self.notes, *([_INT16_NOTE] if any("int16" in _format_advice(layer) for layer in self.worst) else [])]
         if notes:
             yield "Notes", [(note,) for note in notes]
 
     def _layer_sections(self) -> Iterator[Section]:
         own = any(layer.own is not None for layer in self.layers)
         worst = self.worst
-        what = "lose most by themselves" if own else "are farthest apart"
-        rows: list[tuple[str, ...]] = [("own", "output", "", "", "") if own else ("", "", "", "")]
+        criterion = "the lowest isolated SQNR" if own else "the lowest SQNR"
+        rows: list[tuple[str, ...]] = [("isolated", "output", "", "", "") if own else ("", "", "", "")]
         for layer in worst:
-            cells = (_decibels(layer.own.sqnr), _output(layer.own)) if layer.own else (_decibels(layer.gap.sqnr),)
-            rows.append((*cells, *_place(layer), _advice(layer)))
+            cells = (
+                (_format_decibels(layer.own.sqnr), _format_output(layer.own))
+                if layer.own
+                else (_format_decibels(layer.gap.sqnr),)
+            )
+            rows.append((*cells, *_layer_cells(layer), _format_advice(layer)))
         if worst:
-            yield f"Layers that {what}{', and the output with only this one quantized' * own}", rows
-        chosen = _chosen(self.layers)
-        heads = ("", "operator", "type", *(("own",) if own else ()), "SQNR", "cosine", "largest error", "told by")
+            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * own}", rows
+        selected = _select_layers(self.layers)
+        heads = ("", "operator", "type", *(("isolated",) if own else ()), "SQNR", "cosine", "max error", "value source")
         table = [heads]
-        for layer in chosen:
-            mine = (_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
-            table.append((*_place(layer), layer.dtype, *mine, *_cells(layer.gap), layer.value_source))
-        listed = "" if len(chosen) == len(self.layers) else f", {len(chosen)} of them here; all are in frame()"
-        of = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
-        yield f"Layers, as the program runs: {len(self.layers)}{of}{listed}", table
+        for layer in selected:
+            own_cells = (_format_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
+            table.append((*_layer_cells(layer), layer.dtype, *own_cells, *_gap_cells(layer.gap), layer.value_source))
+        listed = "" if len(selected) == len(self.layers) else f", {len(selected)} listed; frame() has all"
+        sample_count = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
+        yield f"Layers in the whole program: {len(self.layers)}{sample_count}{listed}", table
 
 
-def _chosen(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Some layers from the first to the last one; of many, those that compute."""
-    found = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _LISTED] + list(layers[-1:])
-    if len(found) <= _LISTED:
-        return found
-    return [found[round(index * (len(found) - 1) / (_LISTED - 1))] for index in range(_LISTED)]
+def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
+    """Select evenly spaced layers from first to last; skip data movement if there are too many."""
+    computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LISTED] + list(layers[-1:])
+    if len(computing) <= _MAX_LISTED:
+        return computing
+    return [computing[round(index * (len(computing) - 1) / (_MAX_LISTED - 1))] for index in range(_MAX_LISTED)]
 
 
 def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:
     is_share = accuracy.agreeing is not None
     numbers = [f"{100 * x:.2f} %" if is_share else f"{x:.6g}" for x in (accuracy.reference, accuracy.program)]
-    of = f"{accuracy.metric}, {accuracy.items} {'items' if is_share else 'samples'}"
-    rows: list[tuple[str, ...]] = [(of, f"{numbers[0]} of {reference}", f"{numbers[1]} of the program")]
+    label = f"{accuracy.metric}, {accuracy.items} {'items' if is_share else 'samples'}"
+    rows: list[tuple[str, ...]] = [(label, f"{numbers[0]} of {reference}", f"{numbers[1]} of the program")]
     if accuracy.agreeing is not None:
         rows.append(("predictions that agree", f"{accuracy.agreeing} of {accuracy.items}", ""))
     return rows
 
 
-def _line(layer: LayerGap) -> dict[str, Any]:
+def _frame_row(layer: LayerGap) -> dict[str, Any]:
     names = ("name", "operator", "module", "source", "dtype", "scale", "zero_point", "value_source")
     line = {name: getattr(layer, name) for name in names}
     line |= {"sqnr": layer.gap.sqnr, "cosine": layer.gap.cosine, "max_error": layer.gap.max_error}
@@ -206,32 +216,32 @@ def _line(layer: LayerGap) -> dict[str, Any]:
     return line
 
 
-def _output(own: OwnLoss) -> str:
-    return "" if own.output is None else _decibels(own.output)
+def _format_output(own: OwnLoss) -> str:
+    return "" if own.output is None else _format_decibels(own.output)
 
 
-def _place(layer: LayerGap) -> tuple[str, str]:
+def _layer_cells(layer: LayerGap) -> tuple[str, str]:
     return layer.module or layer.name, layer.operator
 
 
-def _advice(layer: LayerGap) -> str:
+def _format_advice(layer: LayerGap) -> str:
     if layer.own is None:
         return layer.source
-    return f"{layer.own.advice.text} ({_decibels(layer.own.advice.sqnr)} without it)"
+    return f"{layer.own.advice.text} ({_format_decibels(layer.own.advice.sqnr)} without this error)"
 
 
-def _cells(gap: ErrorMetrics | None) -> tuple[str, str, str]:
+def _gap_cells(gap: ErrorMetrics | None) -> tuple[str, str, str]:
     if gap is None:
         return "", "", ""
-    return _decibels(gap.sqnr), "" if gap.cosine is None else f"{gap.cosine:.6f}", f"{gap.max_error:.4g}"
+    return _format_decibels(gap.sqnr), "" if gap.cosine is None else f"{gap.cosine:.6f}", f"{gap.max_error:.4g}"
 
 
-def _rank(sqnr: float) -> float:
-    """NaN is worse than anything: it can be compared with nothing."""
+def _sort_key(sqnr: float) -> float:
+    """Sort NaN as the worst value."""
     return -math.inf if math.isnan(sqnr) else sqnr
 
 
-def _decibels(value: float) -> str:
+def _format_decibels(value: float) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.1f} dB" if math.isfinite(value) else "exact" if value > 0 else "no signal"

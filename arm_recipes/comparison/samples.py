@@ -1,4 +1,4 @@
-"""What users may give as samples and labels, in one form."""
+"""Samples and labels of a comparison: convert every accepted form to model inputs and a label tensor."""
 
 from __future__ import annotations
 
@@ -11,100 +11,109 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_recipes.comparison.accuracy import flat_labels
+from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
 from arm_recipes.samples.inputs import sample_list
 from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
 
 
 @dataclass(frozen=True)
-class Samples:
+class ComparisonSamples:
     """Samples of one method.
 
     Attributes:
-        given: as the user gave them.
-        samples: as the model takes them; ``inputs``: their tensors.
-        labels: in a row.
-        wrapped: the last items may be repeated ones, which no label is for.
+        originals: samples as the user passed them.
+        samples: samples as the model takes them.
+        inputs: tensors of each sample, flattened.
+        labels: int64 labels [N]; None without labels.
+        has_padding: the last items may be repetitions without a label.
     """
 
-    given: list[Any]
+    originals: list[Any]
     samples: list[Inputs]
     inputs: list[list[Tensor]]
     labels: Tensor | None
-    wrapped: bool
+    has_padding: bool
 
 
-def samples_of(
+def prepare_samples(
     pattern: Pattern, method: str, samples: Any, labels: Any, metric: Any, *, argument: str = "samples"
-) -> Samples:
-    """Samples for what was captured with ``pattern``.
+) -> ComparisonSamples:
+    """Prepare samples for a program that was captured with ``pattern``.
 
     Args:
-        argument: what messages call them.
+        argument: name of the argument in messages.
 
     Raises:
-        ValueError: there are none, or one is not what the model takes; the message names it.
+        ValueError: there are no samples, or one does not fit the model; the message names it.
     """
-    given = _listed(method, samples, argument)
+    originals = _to_list(method, samples, argument)
     arity = pattern.spec.children()[0].num_children
-    cut = [_cut(sample, arity) for sample in given]
-    made = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(cut)]
+    positional = [_drop_extras(sample, arity) for sample in originals]
+    converted = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(positional)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        made = list(fitted(made, pattern))
-    if is_loader and metric is not None and len(made) != len(given):
+        converted = list(fitted(converted, pattern))
+    if is_loader and metric is not None and len(converted) != len(originals):
         raise ValueError(
-            f"metric: {len(given)} batches of the DataLoader are {len(made)} of the size that the program takes, so "
-            "that a batch is no sample; give a DataLoader of that batch_size"
+            f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "
+            "size, so a metric per batch is undefined; use a DataLoader with the program's batch_size"
         )
     if is_loader and labels is None and metric is None:
-        labels = _labels(given, arity)
+        labels = _loader_labels(originals, arity)
     inputs = []
-    for index, sample in enumerate(made):
+    for index, sample in enumerate(converted):
         leaves = pattern.check(sample, f"{argument}[{index}]")
         inputs.append([x for x, kind in zip(leaves, pattern.leaves, strict=True) if isinstance(kind, Tensor)])
-    return Samples(given, made, inputs, None if labels is None else flat_labels(labels), is_loader)
+    return ComparisonSamples(
+        originals, converted, inputs, None if labels is None else flatten_labels(labels), is_loader
+    )
 
 
-def samples_of_program(expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any) -> Samples:
-    """Samples for a saved program, which knows its inputs by their names and order alone.
+def prepare_program_samples(
+    expected: Sequence[Value], method: str, samples: Any, labels: Any, metric: Any
+) -> ComparisonSamples:
+    """Prepare samples for a saved program, which stores only the names and the order of its inputs.
 
     Raises:
-        ValueError: there are none, or one has another number of tensors than the program has inputs.
+        ValueError: there are no samples, or a sample's number of tensors differs from the program's inputs.
     """
-    given = _listed(method, samples, "samples")
-    made, inputs = [], []
-    for index, sample in enumerate(given):
-        what = f"samples[{index}]"
+    originals = _to_list(method, samples, "samples")
+    converted, inputs = [], []
+    for index, sample in enumerate(originals):
+        description = f"samples[{index}]"
         if isinstance(sample, Mapping) and {value.name for value in expected} == set(sample):
             sample = tuple(sample[value.name] for value in expected)
-        one = as_inputs(_cut(sample, len(expected)), what)
-        leaves = [x for x in pytree.tree_leaves((tuple(one), one.keywords)) if isinstance(x, Tensor)]
+        inputs_of_sample = as_inputs(_drop_extras(sample, len(expected)), description)
+        leaves = [
+            x for x in pytree.tree_leaves((tuple(inputs_of_sample), inputs_of_sample.keywords)) if isinstance(x, Tensor)
+        ]
         if len(leaves) != len(expected):
             names = ", ".join(f"{value.name}: {value}" for value in expected)
-            raise ValueError(f"{what} has {len(leaves)} tensors, the program takes {len(expected)} ({names})")
-        made.append(one)
+            raise ValueError(f"{description} has {len(leaves)} tensors, the program takes {len(expected)} ({names})")
+        converted.append(inputs_of_sample)
         inputs.append(leaves)
     if isinstance(samples, DataLoader) and labels is None and metric is None:
-        labels = _labels(given, len(expected))
-    return Samples(given, made, inputs, None if labels is None else flat_labels(labels), wrapped=False)
+        labels = _loader_labels(originals, len(expected))
+    return ComparisonSamples(
+        originals, converted, inputs, None if labels is None else flatten_labels(labels), has_padding=False
+    )
 
 
-def _listed(method: str, samples: Any, argument: str) -> list[Any]:
-    found = [] if samples is None else sample_list(method, samples, argument)
-    if not found:
+def _to_list(method: str, samples: Any, argument: str) -> list[Any]:
+    sample_items = [] if samples is None else sample_list(method, samples, argument)
+    if not sample_items:
         raise ValueError(f"{argument}: there are none; give a list of input tuples, [(x,)], a DataLoader or the like")
-    return found
+    return sample_items
 
 
-def _cut(sample: Any, arity: int) -> Any:
-    """Without what stands behind the model's positional inputs."""
+def _drop_extras(sample: Any, arity: int) -> Any:
+    """Drop the elements after the model's positional inputs, such as labels."""
     return sample[:arity] if isinstance(sample, (tuple, list)) and not isinstance(sample, Inputs) else sample
 
 
-def _labels(batches: Sequence[Any], arity: int) -> list[Tensor] | None:
-    """Integers behind the inputs of a DataLoader's batches."""
-    behind = [batch[arity] for batch in batches if isinstance(batch, (tuple, list)) and len(batch) > arity]
-    is_integer = [isinstance(x, Tensor) and kind_of(x.dtype) is ScalarKind.INTEGER for x in behind]
-    return behind if behind and len(behind) == len(batches) and all(is_integer) else None
+def _loader_labels(batches: Sequence[Any], arity: int) -> list[Tensor] | None:
+    """Return the integer labels that follow the inputs in a DataLoader's batches; None without labels."""
+    labels = [batch[arity] for batch in batches if isinstance(batch, (tuple, list)) and len(batch) > arity]
+    is_integer = [isinstance(x, Tensor) and kind_of(x.dtype) is ScalarKind.INTEGER for x in labels]
+    return labels if labels and len(labels) == len(batches) and all(is_integer) else None

@@ -1,4 +1,4 @@
-"""What joblib calls in a worker process of a comparison. It imports what is costly late, to do so in silence."""
+"""Worker entry point of a comparison, called by joblib. Expensive imports run late, with output silenced."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.comparison.worker_job import Runner, SampleResult, WorkItem
+    from arm_recipes.comparison.worker_job import SampleResult, SampleRunner, WorkItem
 
-_runners: dict[str, Runner] = {}
+_runners: dict[str, SampleRunner] = {}
 
 
 def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, SampleResult]:
-    """The sample's number, and what came of it.
+    """Run one sample; return its index and its result.
 
     Args:
-        key: of the job; one that the process has had already is not read again.
-        job: pickled, as an array: joblib keeps one copy of it for all tasks, in memory that they share or on a cluster.
+        key: key of the job; a process unpickles a job once.
+        job: pickled job as an array: joblib shares one copy between all tasks, in shared memory or on a cluster.
     """
     from arm_recipes._internal.messages import quiet
 
     with quiet():
         if key not in _runners:
-            from arm_recipes.comparison.worker_job import Runner
+            from arm_recipes.comparison.worker_job import SampleRunner
 
             _runners.clear()
-            _runners[key] = Runner(pickle.loads(job.tobytes()))
+            _runners[key] = SampleRunner(pickle.loads(job.tobytes()))
         return item.index, _runners[key](item)

@@ -1,4 +1,4 @@
-"""What a worker process of a comparison does: one sample after the other, by the model and by programs."""
+"""Comparison job: run samples through programs and their reference, and sum up the errors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, Losses
-from arm_recipes.comparison.intermediate_outputs import Taps, in_order
-from arm_recipes.comparison.interpreter_plan import Evaluation, Plan, Row
+from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
+from arm_recipes.comparison.interpreter_plan import ComparedTensor, InterpreterPlan, PlanInterpreter
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.signature import Value
@@ -22,39 +22,41 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """A program that is executed.
+    """A program to execute.
 
     Attributes:
         data: the ``.pte``.
-        inputs, outputs: of the method, with scales where they are quantized.
-        plan: of what was lowered, if that is known; ``taps``: of the delegates.
+        method: method to run.
+        inputs, outputs: values of the method, with scales where they are quantized.
+        plan: interpreter plan of the program before lowering; None if unknown.
+        taps: taps of the delegates.
     """
 
     data: bytes
     method: str
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    plan: Plan | None
-    taps: tuple[Taps, ...]
+    plan: InterpreterPlan | None
+    taps: tuple[DelegateTaps, ...]
 
     @property
-    def told(self) -> frozenset[str]:
-        """Rows whose values delegates tell."""
-        return frozenset().union(*(tap.known for tap in self.taps))
+    def tapped_tensors(self) -> frozenset[str]:
+        """Names of the tensors whose values the delegates provide."""
+        return frozenset().union(*(tap.tapped_nodes for tap in self.taps))
 
 
 @dataclass(frozen=True)
-class Job:
-    """A comparison of ``program`` with ``reference``, a program too, or else with its own plan in floating point."""
+class ComparisonJob:
+    """A comparison of ``program`` with the program ``reference``, or with its own plan in floating point if None."""
 
     program: ProgramSpec
     reference: ProgramSpec | None
 
     @property
     def has_state(self) -> bool:
-        """Whether samples must be taken one after the other."""
-        sides = [self.program] + ([] if self.reference is None else [self.reference])
-        return any(side.plan is None or side.plan.has_state for side in sides)
+        """Whether samples must run in order in one process."""
+        specs = [self.program] + ([] if self.reference is None else [self.reference])
+        return any(spec.plan is None or spec.plan.has_state for spec in specs)
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,10 @@ class WorkItem:
     """A sample.
 
     Attributes:
-        index: its number.
-        inputs: the tensors that the model takes.
-        layers: look inside of the program.
-        expected: outputs of the model, where the program has no plan that could give them.
+        index: index of the sample.
+        inputs: input tensors of the model.
+        layers: whether to compare layers too.
+        expected: outputs of the model; None if the program's plan computes them.
     """
 
     index: int
@@ -76,147 +78,155 @@ class WorkItem:
 
 @dataclass
 class SampleResult:
-    """What one sample gave.
+    """Outputs and errors of one sample.
 
     Attributes:
-        right, given: outputs, as real numbers.
-        sums: of each output that is a tensor, by its place.
-        layers, losses: by the name of the row.
-        different: delegates whose results are not those of their TOSA graphs.
+        reference, program: outputs, dequantized.
+        sums: error sums of each output tensor, by output index.
+        layers: error sums of the compared tensors, by name.
+        losses: errors of isolated layers, by name.
+        mismatched: delegates whose results differ from their TOSA graphs.
     """
 
-    right: list[Any]
-    given: list[Any]
+    reference: list[Any]
+    program: list[Any]
     sums: dict[int, ErrorSums] = field(default_factory=dict)
     layers: dict[str, ErrorSums] = field(default_factory=dict)
     losses: dict[str, Losses] = field(default_factory=dict)
-    different: tuple[str, ...] = ()
+    mismatched: tuple[str, ...] = ()
 
 
-class Runner:
-    """A job under way; buffers go on from sample to sample."""
+class SampleRunner:
+    """Runs the samples of a job; buffers keep their values from sample to sample."""
 
-    def __init__(self, job: Job) -> None:
-        self._program = _Running(job.program)
-        self._reference = None if job.reference is None else _Running(job.reference)
+    def __init__(self, job: ComparisonJob) -> None:
+        self._program = _LoadedProgram(job.program)
+        self._reference = None if job.reference is None else _LoadedProgram(job.reference)
 
     def __call__(self, item: WorkItem) -> SampleResult:
-        """One sample."""
-        with _one_thread(), torch.no_grad():
-            given = self._program.outputs(item.inputs)
-            beside = self._beside_model if self._reference is None else self._beside_program
-            found = beside(item, given)
-        for index, (right, other) in enumerate(zip(found.right, found.given, strict=True)):
-            if isinstance(right, Tensor) and isinstance(other, Tensor) and right.shape == other.shape:
-                found.sums[index] = ErrorSums.of(right, other)
-        return found
+        """Run one sample."""
+        with _single_thread(), torch.no_grad():
+            outputs = self._program.run(item.inputs)
+            compare = self._compare_with_model if self._reference is None else self._compare_with_program
+            result = compare(item, outputs)
+        for index, (reference, program) in enumerate(zip(result.reference, result.program, strict=True)):
+            if isinstance(reference, Tensor) and isinstance(program, Tensor) and reference.shape == program.shape:
+                result.sums[index] = ErrorSums.of(reference, program)
+        return result
 
-    def _beside_model(self, item: WorkItem, given: list[Any]) -> SampleResult:
-        running, found = self._program, SampleResult([], given)
-        if running.evaluation is None:
+    def _compare_with_model(self, item: WorkItem, outputs: list[Any]) -> SampleResult:
+        program, result = self._program, SampleResult([], outputs)
+        if program.interpreter is None:
             assert item.expected is not None
-            found.right = item.expected
-            return found
-        known = running.known() if item.layers else None
-        for row, values in running.evaluation.run(item.inputs, known, own=item.layers):
-            if not item.layers or values.given is None:
+            result.reference = item.expected
+            return result
+        program_values = program.intermediate_values() if item.layers else None
+        for tensor, values in program.interpreter.run(item.inputs, program_values, isolate_layers=item.layers):
+            if not item.layers or values.program is None:
                 continue
-            found.layers[row.name] = ErrorSums.of(values.right, values.given)
-            if row.grid is not None and not row.is_data_movement:
-                found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
-        found.right, found.different = running.evaluation.outputs, running.different
-        return found
+            result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
+            if tensor.grid is not None and not tensor.is_data_movement:
+                result.losses[tensor.name] = Losses.of(values.reference, values.layer_output, tensor.grid)
+        result.reference, result.mismatched = program.interpreter.outputs, program.mismatched
+        return result
 
-    def _beside_program(self, item: WorkItem, given: list[Any]) -> SampleResult:
+    def _compare_with_program(self, item: WorkItem, outputs: list[Any]) -> SampleResult:
         assert self._reference is not None
-        found = SampleResult(self._reference.outputs(item.inputs), given)
+        result = SampleResult(self._reference.run(item.inputs), outputs)
         if item.layers:
-            right, other = (running.rows(item.inputs) for running in (self._reference, self._program))
-            for name in right.keys() & other.keys():
-                if right[name].shape == other[name].shape:
-                    found.layers[name] = ErrorSums.of(right[name], other[name])
-        found.different = tuple(dict.fromkeys(self._reference.different + self._program.different))
-        return found
+            reference_values, program_values = (
+                program.tensor_values(item.inputs) for program in (self._reference, self._program)
+            )
+            for name in reference_values.keys() & program_values.keys():
+                if reference_values[name].shape == program_values[name].shape:
+                    result.layers[name] = ErrorSums.of(reference_values[name], program_values[name])
+        result.mismatched = tuple(dict.fromkeys(self._reference.mismatched + self._program.mismatched))
+        return result
 
 
-class _Running:
-    """A program that runs."""
+class _LoadedProgram:
+    """A loaded program with its interpreter."""
 
-    def __init__(self, side: ProgramSpec) -> None:
-        self._side, self._program = side, load(side.data)
+    def __init__(self, spec: ProgramSpec) -> None:
+        self._spec, self._program = spec, load(spec.data)
         self._executions: list[plugin.Execution] = []
-        self.different: tuple[str, ...] = ()
-        self.evaluation: Evaluation | None = None
-        if side.plan is not None:
-            self.evaluation = Evaluation(side.plan, side.told)
+        self.mismatched: tuple[str, ...] = ()
+        self.interpreter: PlanInterpreter | None = None
+        if spec.plan is not None:
+            self.interpreter = PlanInterpreter(spec.plan, spec.tapped_tensors)
 
-    def outputs(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """What the program returns for inputs of the model, as real numbers."""
-        side = self._side
+    def run(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Run the program on the model's inputs and return its outputs, dequantized."""
+        spec = self._spec
         tensors = [
             info.to_program(tensor) if isinstance(info, TensorInfo) else tensor
-            for info, tensor in zip(side.inputs, inputs, strict=True)
+            for info, tensor in zip(spec.inputs, inputs, strict=True)
         ]
         with plugin.record_executions() as executions:
-            made = self._program.run(*tensors, method=side.method)
+            results = self._program.run(*tensors, method=spec.method)
         self._executions = executions
         return [
             info.to_model(value) if isinstance(info, TensorInfo) else value
-            for info, value in zip(side.outputs, made, strict=True)
+            for info, value in zip(spec.outputs, results, strict=True)
         ]
 
-    def known(self) -> dict[str, Tensor]:
-        """Values of the last run that delegates have inside."""
-        plan = self._side.plan
+    def intermediate_values(self) -> dict[str, Tensor]:
+        """Read the intermediate values of the last run's delegates, dequantized, by node name."""
+        plan = self._spec.plan
         assert plan is not None
-        grids = {row.name: row.grid for row in plan.rows if row.grid is not None}
-        found: dict[str, Tensor] = {}
-        different = []
-        for execution, tap in in_order(self._executions, self._side.taps):
-            values, equal = tap.read(execution, grids)
-            found |= values
-            if not equal:
-                different.append(tap.name)
-        self.different = tuple(different)
-        return found
+        grids = {tensor.name: tensor.grid for tensor in plan.tensors if tensor.grid is not None}
+        values_by_node: dict[str, Tensor] = {}
+        mismatched = []
+        for execution, tap in match_executions(self._executions, self._spec.taps):
+            values, is_equal = tap.read(execution, grids)
+            values_by_node |= values
+            if not is_equal:
+                mismatched.append(tap.name)
+        self.mismatched = tuple(mismatched)
+        return values_by_node
 
-    def rows(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Values of the last run by the name that the row has in floating point."""
-        if self.evaluation is None:
+    def tensor_values(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Compute the compared tensors of the last run, by the name of the floating-point node."""
+        if self.interpreter is None:
             return {}
-        rows = self.evaluation.run(inputs, self.known())
-        return {row.node: values.given for row, values in rows if values.given is not None}
+        compared = self.interpreter.run(inputs, self.intermediate_values())
+        return {tensor.node: values.program for tensor, values in compared if values.program is not None}
 
 
-def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dict[str, ErrorSums]:
-    """What a sample's first output is where one row alone is what the program's grid and weights make of right inputs.
+def measure_layer_effects(
+    plan: InterpreterPlan, tensors: Sequence[ComparedTensor], inputs: Sequence[Tensor]
+) -> dict[str, ErrorSums]:
+    """Measure the error of the first floating-point output with one layer quantized at a time.
+
+    Each run replaces one tensor by the result of its layer with quantized weights and rounding, on floating-point
+    inputs.
 
     Returns:
-        by the name of the row; none if there is no real output.
+        Error sums of the output by tensor name; empty without a floating-point output.
     """
-    with _one_thread(), torch.no_grad():
-        evaluation, names = Evaluation(plan), {row.name for row in rows}
+    with _single_thread(), torch.no_grad():
+        interpreter, names = PlanInterpreter(plan), {tensor.name for tensor in tensors}
         rounded = {}
-        for row, values in evaluation.run(inputs, own=True):
-            if row.name in names and row.grid is not None:
-                rounded[row.name] = row.grid.round_values(
-                    values.right if values.unrounded is None else values.unrounded
+        for tensor, values in interpreter.run(inputs, isolate_layers=True):
+            if tensor.name in names and tensor.grid is not None:
+                rounded[tensor.name] = tensor.grid.round_values(
+                    values.reference if values.layer_output is None else values.layer_output
                 )
-        right = evaluation.outputs
-        place = next((i for i, x in enumerate(right) if _is_float(x)), None)
-        found: dict[str, ErrorSums] = {}
-        if place is None:
-            return found
-        for name, value in rounded.items():
-            for _ in evaluation.run(inputs, replaced={name: value}):
+        reference = interpreter.outputs
+        index = next((i for i, x in enumerate(reference) if _is_float(x)), None)
+        sums: dict[str, ErrorSums] = {}
+        if index is None:
+            return sums
+        for name, rounded_value in rounded.items():
+            for _ in interpreter.run(inputs, overrides={name: rounded_value}):
                 pass
-            found[name] = ErrorSums.of(right[place], evaluation.outputs[place])
-    return found
+            sums[name] = ErrorSums.of(reference[index], interpreter.outputs[index])
+    return sums
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums of floating-point numbers depend on how threads share them: figures must not on the number of workers."""
+def _single_thread() -> Iterator[None]:
+    """Use one thread: floating-point sums depend on the number of threads, and results must not depend on workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,1 +1,1 @@
-"""Searches that export a model many times: configurations, precisions, advice."""
+"""Searches that export a model many times: configuration sweep, precision tuning, advice."""

@@ -1,1 +1,1 @@
-"""Quantization-aware training: the annotated program itself, trained while it rounds as the target will."""
+"""Quantization-aware training: train the annotated program with fake quantization that rounds as the target does."""

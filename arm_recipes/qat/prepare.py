@@ -1,4 +1,4 @@
-"""``prepare_qat``: a model to train as the integer program computes it."""
+"""``prepare_qat``: prepare a model for quantization-aware training (QAT) with fake quantization."""
 
 from __future__ import annotations
 
@@ -31,52 +31,57 @@ def prepare_qat(
     """Prepare a model for quantization-aware training.
 
     Args:
-        model: as for ``export``, of one method. It is trained itself, not a copy.
+        model: as for ``export``, with one method. The model itself is trained, not a copy.
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
-        samples: as of ``export``: what ranges begin with; the first one's shapes are those that
-            ``.export()`` compiles for, unless it is given others. None: those of ``calibration_samples=`` of the
-            recipe.
-        ranges: "learned" makes the bounds of activations parameters, "follow" lets them go after what batches show.
-        batch_norm_steps: training steps up to which batch norms normalize by the statistics of the batch and update the
-            running ones; from then on these stay as they are. 0 leaves them alone from the beginning.
+        samples: as for ``export``: initialize the activation ranges; ``.export()`` compiles for the shapes of the first
+            one unless it gets other samples. None: the recipe's ``calibration_samples=``.
+        ranges: "learned" makes the bounds of activations parameters; "follow" tracks the ranges of the batches.
+        batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
+            statistics; then the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.
         progress: show a progress bar while samples run.
 
     Returns:
-        a module to call and to train as the model; ``.export()`` gives the program.
+        A module to call and train like the model; ``.export()`` exports the trained program.
 
     Raises:
-        ValueError: the recipe does not quantize, or not by a quantizer of this project; no samples, or none that the
-            model takes; several methods; a model that is quantized already.
-        TypeError: ``model`` or ``recipe`` is something else.
-        ExportError: the model raises while it is traced.
+        ValueError: the recipe does not quantize or uses another quantizer; there are no samples or none that fit the
+            model; the model has several methods or is quantized already.
+        TypeError: ``model`` or ``recipe`` has the wrong type.
+        ExportError: the model raises an exception during tracing.
     """
     check_recipe(recipe, "prepare_qat")
     quantization = recipe.quantization_recipe
     if quantization is None or not quantization.quantizers:
         raise ValueError(
-            f"recipe: {recipe.name} does not quantize, so that there is nothing to train for: take one of INT8, A8W4 "
-            "or A16W8"
+            f"recipe: {recipe.name} does not quantize, so there is nothing to train for; use an INT8, A8W4 or A16W8 "
+            "recipe"
         )
     stage = FastQuantizeStage(quantization, Capture(strict), Progress(progress).calibration)
     if not stage.is_ours:
         raise ValueError(
-            "recipe: training takes the one quantizer of a recipe of ArmRecipeType, without passes of your own around"
+            "recipe: training needs the single quantizer of an ArmRecipeType recipe, without passes of your own"
         )
     models = inputs.models_by_method(model)
     loader = None
     if samples is None and quantization.calibration_inputs_fn is not None:
         loader = getattr(quantization.calibration_inputs_fn, "loader", None)
-        first: Any = next(iter(quantization.calibration_inputs_fn()))
-        samples = [first if first.keywords else inputs.without_labels(next(iter(models.values())), tuple(first))]
+        first_sample: Any = next(iter(quantization.calibration_inputs_fn()))
+        samples = [
+            first_sample
+            if first_sample.keywords
+            else inputs.without_labels(next(iter(models.values())), tuple(first_sample))
+        ]
     if samples is None and not all(isinstance(each, ExportedProgram) for each in models.values()):
         raise ValueError(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
     with quiet():
         module = trainable(models)
-        given = inputs.with_loaders(samples)
-        examples = inputs.examples_by_method(given, models)
-        (found,) = examples.values()
-        notes = inputs.batch_notes(given if loader is None else loader, models, examples)
-        return Prepared(module, stage, found, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps)
+        prepared_samples = inputs.with_loaders(samples)
+        examples = inputs.examples_by_method(prepared_samples, models)
+        (method_examples,) = examples.values()
+        notes = inputs.batch_notes(prepared_samples if loader is None else loader, models, examples)
+        return Prepared(
+            module, stage, method_examples, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps
+        )

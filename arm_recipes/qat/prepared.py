@@ -1,4 +1,4 @@
-"""A model that is trained as the integer program computes it, and exported with what the training found."""
+"""Prepared model: a model trained with fake quantization, and exported with the trained weights and ranges."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Prepared(FakeQuantizedModel):
-    """A model, to be trained as it is: it is called as the model is, and gives what the program would.
+    """A model with fake quantization: call and train it like the model; it returns the program's results.
 
     See ``FakeQuantizedModel``.
     """
@@ -41,15 +41,15 @@ class Prepared(FakeQuantizedModel):
         self._recipe, self._notes = recipe, list(notes)
 
     def export(self, samples: Any = None, **options: Any) -> ExportResult:
-        """The program with the weights and ranges that the training found, as often as you like.
+        """Export the program with the trained weights and ranges; may be called repeatedly.
 
         Args:
-            samples: as for ``arm_recipes.export``; the first decides the shapes. None: the samples of
+            samples: as for ``arm_recipes.export``; the first one determines the shapes. None: the samples of
                 ``prepare_qat``.
-            options: further ones of ``arm_recipes.export``.
+            options: other keyword arguments of ``arm_recipes.export``.
 
         Raises:
-            ExportError: as ``arm_recipes.export``, or a parameter holds NaN or an infinity.
+            ExportError: as for ``arm_recipes.export``; or a parameter is NaN or infinite.
         """
         self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()

@@ -27,7 +27,7 @@ def layer_sections(layers: Sequence[LayerCost], of: str) -> Iterator[Section]:
     between = _between([cost for cost in layers if cost.kind != "layer"])
     if between:
         share = sum(cost.share for cost in layers if cost.kind != "layer")
-        yield f"Put in between layers{of}: {share:.1%} of the cycles", between
+        yield f"Inserted between layers{of}: {share:.1%} of the cycles", between
 
 
 _HEAD = ("cycles", "share", "of the MACs", "read", "written", "bound by", "module", "line")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.advice.weights import with_scales_per_tensor
+from arm_recipes.explore.advice.weights import use_per_tensor_scales
 from tests.recipes.models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -78,7 +78,7 @@ def test_what_is_there_already_is_not_tried() -> None:
 def test_scales_per_tensor_hold_the_weights() -> None:
     model = Odd().eval()
     program = export(model, ExportRecipe.get_recipe(U55), SAMPLES, progress=False).exported_programs["forward"]
-    changed = with_scales_per_tensor(program)
+    changed = use_per_tensor_scales(program)
     assert changed is not None
     targets = [str(node.target) for node in changed.graph.nodes]
     assert not any("per_channel" in target for target in targets)
@@ -87,7 +87,7 @@ def test_scales_per_tensor_hold_the_weights() -> None:
     assert len([name for name in before if not before[name].equal(after[name])]) == 6
     expected, found = (each.module(check_guards=False)(*SAMPLES[0]) for each in (program, changed))
     assert (expected - found).abs().max() < 0.1 * expected.abs().max()
-    assert with_scales_per_tensor(changed) is None
+    assert use_per_tensor_scales(changed) is None
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_scales_per_tensor_hold_the_weights() -> None:
 )
 def test_better_is_fewer_cycles_or_less_memory(then: Cost, better: bool) -> None:
     scale = 1000 if then.cycles > 1000 else 1
-    assert Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then).better is better
+    assert Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then).is_better is better
 
 
 def test_no_advice_says_so() -> None:
-    assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes are better\n  none\nNot tried\n  x: why"
+    assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes lower the cost\n  none\nNot tried\n  x: why"
 
 
 def test_other_recipes_have_none() -> None:
@@ -117,5 +117,5 @@ def test_other_recipes_have_none() -> None:
 
 def test_nothing_to_advise_about() -> None:
     result = export(torch.nn.Identity(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), images())
-    with pytest.raises(ValueError, match="nothing of this program does"):
+    with pytest.raises(ValueError, match="this program has none: see report"):
         result.advice()

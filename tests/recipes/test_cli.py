@@ -199,7 +199,7 @@ def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest
     given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
     for option in (["--macs", "128"], ["--calibration-samples", "a:b"], ["--per-tensor"]):
         assert main([*given, *option]) == 2
-        assert "belongs to a recipe, and two programs are compiled already" in capsys.readouterr().err
+        assert "is a recipe option, and both programs are compiled already" in capsys.readouterr().err
 
 
 def test_no_command_writes_over_what_it_reads(small: Path, capsys: pytest.CaptureFixture[str]) -> None:

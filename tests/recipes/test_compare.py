@@ -23,8 +23,8 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import worker
-from arm_recipes.comparison.compare import _side
-from arm_recipes.comparison.worker_job import Job, WorkItem
+from arm_recipes.comparison.compare import _program_spec
+from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import plugin
 from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
@@ -219,7 +219,9 @@ def test_one_method_for_each_size() -> None:
     samples = [(torch.randn(4, 64),), (torch.randn(2, 64),)]
     shapes: dict[str, Any] = {"dynamic_shapes": {"x": {0: seq}}, "sizes": {"seq": [2, 4]}}
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), samples, **shapes)
-    with pytest.raises(ValueError, match=r"'forward'; it has a method for each size: forward__seq_2, forward__seq_4"):
+    with pytest.raises(
+        ValueError, match=r"'forward'; it has one method per input size: forward__seq_2, forward__seq_4"
+    ):
         result.compare(samples)
     assert result.compare(samples[1:], method="forward__seq_2").layers
 
@@ -237,7 +239,7 @@ def test_branches_are_compared_and_loops_by_their_outputs() -> None:
 def test_what_came_quantized_is_said() -> None:
     program = small(INT8).exported_programs["forward"]
     found = export(program, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
-    assert any(note.startswith("the model came quantized") for note in found.notes)
+    assert any(note.startswith("the model was quantized before export") for note in found.notes)
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
 
 
@@ -260,8 +262,8 @@ def test_weights_with_outliers_are_found_first() -> None:
         model.second.weight[:, 5] = 20.0 * torch.rand(64)
     layer = _worst(model, _rows(), _rows(seed=2), algorithms=False)  # which would bring the channels to one size
     assert (layer.module, layer.own.advice.cause) == ("second", "weights")
-    assert "'second.weight' has" in layer.own.advice.text
-    assert "a few large weights stretch: bound them" in layer.own.advice.text
+    assert "'second.weight' has an SQNR of" in layer.own.advice.text
+    assert "widened by a few large weights: bound them" in layer.own.advice.text
     assert layer.weights[0].sqnr < 38
 
 
@@ -274,13 +276,13 @@ def test_one_scale_for_all_channels_is_a_cause() -> None:
     own = next(layer.own for layer in layers if layer.module == "second")
     assert own is not None
     assert own.advice.cause == "weights"
-    assert "with one scale for all channels: get_recipe(..., per_channel=True)" in own.advice.text
+    assert "with one scale for all channels: use get_recipe(..., per_channel=True)" in own.advice.text
 
 
 def test_weights_of_four_bits_are_found_first() -> None:
     layer = _worst(Stack(), _rows(), _rows(seed=2), ArmRecipeType.TOSA_A8W4)
     assert layer.own.advice.cause == "weights"
-    assert "with 15 levels: a recipe with weights of int8" in layer.own.advice.text
+    assert "with 15 levels: use a recipe with int8 weights" in layer.own.advice.text
 
 
 def test_samples_beyond_the_calibrated_range_are_a_cause() -> None:
@@ -318,7 +320,7 @@ def test_outliers_that_stretch_the_range_are_found_first() -> None:
 
     layer = _worst(First(), samples, samples)
     assert (layer.name, layer.own.advice.cause) == ("x", "outliers")
-    assert "outliers stretch the range: 99.9 % of the values are within" in layer.own.advice.text
+    assert "outliers widen the range: 99.9 % of the values are within" in layer.own.advice.text
     assert "int16" in layer.own.advice.text
 
 
@@ -328,7 +330,7 @@ def test_a_range_that_samples_do_not_need_is_a_cause() -> None:
     layer = result.compare(narrow, workers=1).layers[0]
     assert layer.own is not None
     assert layer.own.advice.cause == "range"
-    assert "and calibration made the range" in layer.own.advice.text
+    assert "and calibration set the range" in layer.own.advice.text
     fitting = export(Stack().eval(), ExportRecipe.get_recipe(INT8), narrow).compare(narrow, workers=1).layers[0]
     assert fitting.own is not None
     assert fitting.own.sqnr == pytest.approx(layer.own.advice.sqnr, abs=1.5)
@@ -352,7 +354,7 @@ def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())
     before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
     assert before.own is not None
-    assert "what reads it, 'second'" in before.own.advice.text
+    assert "for its consumers, 'second'" in before.own.advice.text
     recipe = ExportRecipe.get_recipe(INT8, algorithms=False, precisions={"second": "A16W8"})
     found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
     after = {layer.module: layer for layer in found.layers}["first"]
@@ -406,7 +408,7 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
     assert by_labels is not None
     assert (found.metric, found.items, found.agreeing) == ("right", 10, None)
     assert (found.reference, found.program) == pytest.approx((by_labels.reference, by_labels.program))
-    with pytest.raises(ValueError, match=r"^metric: 3 batches of the DataLoader are 10 of the size that the program"):
+    with pytest.raises(ValueError, match=r"^metric: the DataLoader's 3 batches become 10 batches of the program"):
         result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=right)
 
 
@@ -434,8 +436,8 @@ def test_on_a_dask_cluster() -> None:
 
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = small(INT8)
-    side, _ = _side(result, result.report.methods[0], True)
-    job = np.frombuffer(pickle.dumps(Job(side, None)), np.uint8)
+    side, _ = _program_spec(result, result.report.methods[0], True)
+    job = np.frombuffer(pickle.dumps(ComparisonJob(side, None)), np.uint8)
     read, loads = [], pickle.loads
 
     def counted(data: bytes) -> Any:
@@ -478,7 +480,7 @@ def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
         found = compare(path, b, images(), [0, 1, 2, 3], workers=1)
         assert found.outputs[0].gap == expected.outputs[0].gap
         assert found.layers == ()
-        assert found.notes[-1].startswith("layers are not compared: that takes two exports")
+        assert found.notes[-1].startswith("layers are not compared: this needs two ExportResults")
         assert found.accuracy is not None
     by_name = compare(path, other.buffer, [{"x": x} for (x,) in images()])
     assert by_name.outputs[0].gap == expected.outputs[0].gap
@@ -498,11 +500,15 @@ def _doubled(model: nn.Module) -> bytes:
 
 
 def test_programs_that_differ_in_form_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs, that of a takes 1: give two programs of one"):
+    with pytest.raises(
+        ValueError, match=r"^b: 'forward' takes 4 inputs, and that of a takes 1; give two programs of one"
+    ):
         compare(small(INT8), mixed(INT8), images())
-    with pytest.raises(ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], that of a \[1, 8\]: give two pro"):
+    with pytest.raises(
+        ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], and that of a returns \[1, 8\]; give"
+    ):
         compare(_doubled(nn.Linear(8, 8)), _doubled(_Twice()), vectors())
-    with pytest.raises(ValueError, match=r"^a: must be what export returned, or a program: .* got int$"):
+    with pytest.raises(ValueError, match=r"^a: must be an ExportResult or a program \(.*\), got int$"):
         compare(3, small(INT8), images())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
         compare(small(INT8).buffer, small(INT8).buffer, [{"a": MIXED[0], "b": MIXED[1]}])
@@ -514,8 +520,8 @@ def test_programs_that_differ_in_form_are_refused() -> None:
 def test_text_html_frame_and_json() -> None:
     found = small(U85).compare(images(), [0, 1, 2, 3], workers=1)
     text = str(found)
-    assert text.startswith("ETHOSU_U85_INT8 beside the model: 'forward', 4 samples in ")
-    for part in ("top-1 accuracy, 4 items", "predictions that agree", "Layers that lose most by themselves", "head"):
+    assert text.startswith("ETHOSU_U85_INT8 against the model: 'forward', 4 samples in ")
+    for part in ("top-1 accuracy, 4 items", "predictions that agree", "Layers with the lowest isolated SQNR", "head"):
         assert part in text
     assert found._repr_html_().count("<table>") == len([line for line in text.splitlines() if line[0] != " "])
     frame = found.frame()
@@ -606,7 +612,7 @@ def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPa
     run, result = reference.run, small(U85)
     monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
     (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for a" not in x]
-    assert note.startswith("delegate 'arm_0' gives other numbers than its TOSA graph")
+    assert note.startswith("delegate 'arm_0' computes other values than its TOSA graph")
 
 
 Arguments = tuple[Any, dict[str, Any], str]
@@ -617,18 +623,18 @@ WRONG: list[Arguments] = [
     ([torch.zeros(1, 3, 8, 8)], {}, r"^samples\[0\] of method 'forward' must be a tuple of the model's inputs, got T"),
     ([(torch.zeros(1, 3, 9, 9),)], {}, r"^samples\[0\], input 0 \('x'\) has shape \(1, 3, 9, 9\), the model takes"),
     ([(torch.zeros(1, 3, 8, 8).int(),)], {}, r"^samples\[0\], input 0 \('x'\) is torch.int32, the model takes"),
-    (images(), {"labels": [1, 2]}, r"^labels: there are 2, and 4 samples have 4 items; give one for each item"),
-    (images(), {"labels": [0.5] * 4}, r"^labels: must be integers, numbers of classes; got torch.float32: use metric="),
-    (images(), {"labels": ["a"] * 4}, r"^labels: must be integers, one for each item, in a list, an array or a tensor"),
+    (images(), {"labels": [1, 2]}, r"^labels: there are 2, but 4 samples have 4 items; give one label for each item"),
+    (images(), {"labels": [0.5] * 4}, r"^labels: must be integer class indices, got torch.float32; use metric="),
+    (images(), {"labels": ["a"] * 4}, r"^labels: must be integers, one per item, in a list, an array or a tensor"),
     (images(), {"metric": 3}, r"^metric: 3 is not callable"),
     (
         images(),
         {"metric": lambda outputs, sample: "x"},
-        r"^metric: <lambda>\(outputs, sample\) must give a number",
+        r"^metric: <lambda>\(outputs, sample\) must return a number",
     ),
     (images(), {"method": "main"}, r"^method: the program has no 'main'; it has: forward$"),
     (images(), {"layers": -1}, r"^layers: -1 is neither a bool nor a number of samples$"),
-    (images(), {"workers": 0}, r"^workers: 0 is no number of processes"),
+    (images(), {"workers": 0}, r"^workers: 0 is not a number of processes"),
 ]
 
 
@@ -639,7 +645,7 @@ def test_arguments_that_cannot_be_used(samples: Any, options: dict[str, Any], me
 
 
 def test_labels_need_scores() -> None:
-    with pytest.raises(ValueError, match=r"^labels: the first output is torch\.int32\[4\], no scores of classes"):
+    with pytest.raises(ValueError, match=r"^labels: the first output is torch\.int32\[4\], not class scores"):
         mixed(INT8).compare([MIXED], labels=[1])
 
 

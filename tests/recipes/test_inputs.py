@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, load, prepare_qat
-from arm_recipes.explore.sweep.sweep import captured
+from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Pattern, fitted
 
@@ -337,7 +337,7 @@ def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
 
 def test_sweeps_and_training_tell_of_batches() -> None:
     with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
-        *_, notes = captured(nn.Linear(3, 2), _loader(), "sweep")
+        *_, notes = capture_model(nn.Linear(3, 2), _loader(), "sweep")
     assert "program of batch 32" in notes[0]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):

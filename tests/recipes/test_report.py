@@ -88,7 +88,7 @@ Conversions at the boundary
   cortex_m.quantize_per_tensor.default  1  quantized_io=True: the program takes integers
 Operators on the CPU: 2
   2 x aten.<sort>  no rule & no way  model.py:3; model.py:9
-Put in between layers: 100.0% of the cycles
+Inserted between layers: 100.0% of the cycles
   100,000  100.0%  rest  (Vela)  Vela counts them in the total, and for no operation
 Seconds per stage
   quantize       1.00

@@ -152,8 +152,8 @@ def test_sources_are_checked_before_they_are_read(tmp_path: Path) -> None:
     for source, reason in (
         ("nowhere.npz", "there is no 'nowhere.npz': give a .npz or .npy file"),
         (str(tmp_path / "empty"), "has no .npy, .npz or image"),
-        (str(tmp_path / "text.txt"), "is none of these"),
-        (str(tmp_path / "both"), "has arrays and images; keep one kind there"),
+        (str(tmp_path / "text.txt"), "has an unknown type"),
+        (str(tmp_path / "both"), "has both arrays and images; keep one kind"),
     ):
         with pytest.raises(ValueError, match=f"--samples: .*{reason}"):
             check_source(source, "--samples")

@@ -22,7 +22,7 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
 from arm_recipes.explore.sweep import result_store
-from arm_recipes.explore.sweep.configurations import Configuration, configurations
+from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import Figures, Row
 from tests.recipes.models import Small, Sorting, images, vectors
 
@@ -92,7 +92,7 @@ def test_defaults_are_all_that_vela_has() -> None:
 
 def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
     options = {"calibration_samples": None, "per_channel": True, "extra_flags": None, "config_ini": None}
-    return configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
+    return list_configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
 
 @pytest.mark.parametrize("index", range(8))
@@ -272,18 +272,18 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
     ("arguments", "message"),
     [
         ({"recipes": "ETHOSU_U85_INT9"}, "no recipe 'ETHOSU_U85_INT9'; did you mean ETHOSU_U85_INT8?"),
-        ({"recipes": "TOSA_INT8"}, "TOSA_INT8 has no estimates of cycles and memory"),
+        ({"recipes": "TOSA_INT8"}, "TOSA_INT8: cycles and memory are estimated for Ethos-U recipes only"),
         ({"recipes": []}, "recipes is empty"),
-        ({"recipes": "ETHOSU_U55_INT8", "macs": [128, 512]}, "macs: 512 is possible in no configuration: macs=512"),
-        ({"macs": [100]}, "macs: 100 is possible in no configuration: macs=100"),
+        ({"recipes": "ETHOSU_U55_INT8", "macs": [128, 512]}, "macs: 512 is valid in no configuration: macs=512"),
+        ({"macs": [100]}, "macs: 100 is valid in no configuration: macs=100"),
         ({"macs": "256"}, "macs must be an int"),
-        ({"memory_modes": ["Sram"]}, "memory_modes: 'Sram' is possible in no configuration: memory_mode='Sram'"),
+        ({"memory_modes": ["Sram"]}, "memory_modes: 'Sram' is valid in no configuration: memory_mode='Sram'"),
         (
             {"recipes": "ETHOSU_U55_INT8", "memory_modes": ["Sram_Only", "Dedicated_Sram"]},
-            "memory_modes: 'Dedicated_Sram' is possible in no configuration: memory_mode='Dedicated_Sram'",
+            "memory_modes: 'Dedicated_Sram' is valid in no configuration: memory_mode='Dedicated_Sram'",
         ),
-        ({"system_configs": [U55, "Ethos_U85"]}, "system_configs: 'Ethos_U85' is possible in no configuration"),
-        ({"recipes": ["ETHOSU_U55_INT8", "ETHOSU_U85_INT8"], "macs": 32}, "recipes: 'ETHOSU_U85_INT8' is possible"),
+        ({"system_configs": [U55, "Ethos_U85"]}, "system_configs: 'Ethos_U85' is valid in no configuration"),
+        ({"recipes": ["ETHOSU_U55_INT8", "ETHOSU_U85_INT8"], "macs": 32}, "recipes: 'ETHOSU_U85_INT8' is valid"),
         ({"metric": "accuracy"}, "metric: 'accuracy' is not callable"),
         ({"config_ini": "no.ini"}, "config_ini='no.ini'"),
         ({"per_channel": 1}, "per_channel must be a bool"),
@@ -339,13 +339,13 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     from arm_recipes.explore.sweep import compile
 
     compiled = []
-    work = compile.compile_units
+    work = compile.compile_delegates
 
     def counting(index: int, spec: Any, *rest: Any) -> Any:
         compiled.append(spec.accelerator)
         return work(index, spec, *rest)
 
-    monkeypatch.setattr("arm_recipes.explore.sweep.sweep.compile_units", counting)
+    monkeypatch.setattr("arm_recipes.explore.sweep.sweep.compile_delegates", counting)
     return compiled
 
 
@@ -437,7 +437,7 @@ FAST, SMALL, NEITHER = _row("fast", 1.0, 2000), _row("small", 2.0, 1000), _row("
 FAILED = _row("failed", 1.0, 1, figures=None, cpu_operators=None, accuracy=None, error="it\nfailed")
 SWEEP = Sweep((FAST, SMALL, NEITHER, FAILED), "SQNR in dB", ("mind this",))
 TEXT = """\
-3 configurations; none is better in all than one with *
+3 configurations (* Pareto-optimal)
      recipe           target   system  memory mode  cycles     ms     SRAM     DRAM  flash  SQNR in dB  on CPU
   *  ETHOSU_U85_INT8  fast     System  Mode         1,000,000  1.000  2,000 B  0 B   100 B  30
   *  ETHOSU_U85_INT8  small    System  Mode         2,000,000  2.000  1,000 B  0 B   100 B  30
@@ -461,7 +461,7 @@ def test_pareto() -> None:
     assert Sweep((FAST, better, unknown, SMALL), "").pareto() == (FAST, better, SMALL)
     left_out = _row("left out", 0.5, 10, cpu_operators=3)
     assert Sweep((FAST, left_out), "").pareto() == (FAST, left_out)
-    with pytest.raises(ValueError, match="no column 'speed' with numbers; there are: macs, cycles"):
+    with pytest.raises(ValueError, match="no numeric column 'speed'; there are: macs, cycles"):
         SWEEP.pareto("speed")
 
 
@@ -499,7 +499,7 @@ def test_picture() -> None:
 
 
 def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="no column 'target' with numbers"):
+    with pytest.raises(ValueError, match="no numeric column 'target'"):
         SWEEP.plot(y=["target"])
     with pytest.raises(ValueError, match="no configuration has figures"):
         Sweep((FAILED,), "").plot()
@@ -510,14 +510,14 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _killed(folder: str) -> None:
     """A sweep that is killed as soon as it has kept three configurations."""
-    keep = result_store.ResultStore.keep
+    keep = result_store.ResultStore.save_figures
 
     def then_die(self: result_store.ResultStore, key: str, configuration: Configuration, figures: Figures) -> None:
         keep(self, key, configuration, figures)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result_store.ResultStore.keep = then_die  # type: ignore[method-assign]
+    result_store.ResultStore.save_figures = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), None, images(), cache_dir=folder, **EIGHT)
 

@@ -391,7 +391,7 @@ def _errors() -> list[tuple[str, Callable[[], Any], type[Exception], str]]:
     quantized = export(_model().eval(), recipe, samples).exported_programs["forward"]
     without = ExportRecipe("mine", QuantizationRecipe(quantizers=[_quantizer()], is_qat=True))
     return [
-        ("FP", lambda: prepare_qat(_model(), floating, samples), ValueError, "does not quantize.* take one of INT8"),
+        ("FP", lambda: prepare_qat(_model(), floating, samples), ValueError, "does not quantize.* use an INT8"),
         ("samples", lambda: prepare_qat(_model(), recipe), ValueError, "samples is missing: give prepare_qat"),
         ("methods", lambda: prepare_qat(dict.fromkeys("ab", _model()), recipe, dict.fromkeys("ab", samples)),
          ValueError, "takes one method, not a, b: train each by itself"),

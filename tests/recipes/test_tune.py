@@ -59,9 +59,9 @@ def tuned(folder: Path) -> Tuned:
 
 def test_it_is_more_exact_within_the_budget(tuned: Tuned) -> None:
     assert tuned.reached
-    assert tuned.chosen.price.of("cycles") <= 1.2 * tuned.base.price.of("cycles")
+    assert tuned.chosen.price.value("cycles") <= 1.2 * tuned.base.price.value("cycles")
     assert tuned.chosen.accuracy > tuned.base.accuracy + 2
-    assert tuned.goal == f"cycles at most {1.2 * tuned.base.price.of('cycles'):,.0f}"
+    assert tuned.goal == f"cycles at most {1.2 * tuned.base.price.value('cycles'):,.0f}"
 
 
 def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
@@ -81,8 +81,8 @@ def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
 
 def test_the_frontier_is_what_nothing_is_better_than(tuned: Tuned) -> None:
     for one, other in itertools.permutations(tuned.frontier, 2):
-        assert one.price.of("cycles") < other.price.of("cycles") or one.search_accuracy > other.search_accuracy
-    affordable = [c for c in tuned.candidates if c.price.of("cycles") <= 1.2 * tuned.base.price.of("cycles")]
+        assert one.price.value("cycles") < other.price.value("cycles") or one.search_accuracy > other.search_accuracy
+    affordable = [c for c in tuned.candidates if c.price.value("cycles") <= 1.2 * tuned.base.price.value("cycles")]
     assert tuned.chosen.search_accuracy == max(c.search_accuracy for c in affordable)
 
 
@@ -109,16 +109,16 @@ def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: P
 def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
     model, given = _Writes().layer.eval(), _vectors()[:count]
     found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
-    told = [note for note in found.notes if "by which the program was chosen too" in note]
+    told = [note for note in found.notes if "that the search selected by" in note]
     assert bool(told) == (count < 4)
     assert all(c.accuracy == c.search_accuracy for c in found.candidates) == (count < 4)
 
 
 def test_held_out_samples_that_the_model_does_not_take() -> None:
     model, given = _Writes().layer.eval(), _vectors()
-    with pytest.raises(ValueError, match=r"held_out\[0\].*shape \(4, 9\)"):
+    with pytest.raises(ValueError, match=r"test_samples\[0\].*shape \(4, 9\)"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[(torch.zeros(4, 9),)])
-    with pytest.raises(ValueError, match="held_out: there are none"):
+    with pytest.raises(ValueError, match="test_samples: there are none"):
         tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[])
 
 
@@ -141,7 +141,7 @@ def test_a_goal_that_is_reached_by_the_samples_that_choose_alone() -> None:
     found = tune(_Writes().layer.eval(), recipe, labelled, metric=metric, min_metric=0.5, progress=False)
     assert (found.chosen.search_accuracy, found.chosen.accuracy) == (1.0, 0.25)
     assert not found.reached
-    assert any("reached by the samples that chose (1), and not by those that judge (0.25)" in n for n in found.notes)
+    assert any("reached on the search samples (1) but not on the test samples (0.25)" in n for n in found.notes)
 
 
 def test_the_recipe_makes_the_program_again(tuned: Tuned, tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     def never(*args: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(evaluator, "compile_units", never)
+    monkeypatch.setattr(evaluator, "compile_delegates", never)
     assert tuned.verified is not None
     rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
-    monkeypatch.setattr(accuracy.Evaluator, "rated", lambda self, outputs: rating)
+    monkeypatch.setattr(accuracy.Evaluator, "rate_outputs", lambda self, outputs: rating)
     again = tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
     assert again.to_dict() == tuned.to_dict()
 
@@ -182,16 +182,16 @@ def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
     least = (tuned.base.search_accuracy + tuned.chosen.search_accuracy) / 2
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=least, cache_dir=folder)
     assert found.reached
-    exact = [c.price.of("cycles") for c in found.candidates if c.search_accuracy >= least]
+    exact = [c.price.value("cycles") for c in found.candidates if c.search_accuracy >= least]
     assert found.chosen.search_accuracy >= least
-    assert found.chosen.price.of("cycles") == min(exact)
+    assert found.chosen.price.value("cycles") == min(exact)
 
 
 def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=200.0, cache_dir=folder)
     assert not found.reached
     assert found.chosen.search_accuracy == max(c.search_accuracy for c in found.candidates)
-    assert any("no program that was made reaches the goal" in note for note in found.notes)
+    assert any("no compiled program reaches the goal" in note for note in found.notes)
     assert "not reached" in str(found)
 
 
@@ -222,22 +222,22 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"recipe": ArmRecipeType.TOSA_FP}, "TOSA_FP quantizes nothing"),
-        ({"budget": {"cycels": 1.1}}, "budget: there is no price 'cycels'"),
-        ({"budget": {"cycles": "many"}}, "budget: cycles must be a number of them"),
+        ({"recipe": ArmRecipeType.TOSA_FP}, "TOSA_FP does not quantize"),
+        ({"budget": {"cycels": 1.1}}, "budget: unknown kind of cost 'cycels'"),
+        ({"budget": {"cycles": "many"}}, "budget: cycles must be an int"),
         ({"budget": {"flash": "many"}}, "budget: flash must be bytes"),
         ({"budget": {"cycles": -1.0}}, "budget: cycles must be positive"),
-        ({"budget": {}}, "budget: {} is no dict with limits"),
-        ({"min_metric": "30"}, "min_metric: '30' is no number"),
-        ({"min_metric": float("nan")}, "min_metric: nan is no number"),
-        ({"max_drop": 0.5}, "give min_metric"),
-        ({"min_metric": 3.0, "max_drop": 0.5}, "give one of them"),
+        ({"budget": {}}, "budget: {} is not a dict of limits"),
+        ({"min_metric": "30"}, "min_metric: '30' is not a finite number"),
+        ({"min_metric": float("nan")}, "min_metric: nan is not a finite number"),
+        ({"max_drop": 0.5}, "use min_metric"),
+        ({"min_metric": 3.0, "max_drop": 0.5}, "give only one of them"),
         ({"metric": 3}, "metric: 3 is not callable"),
         ({"candidate_precisions": ["INT16"]}, "candidate_precisions: there is no precision 'INT16'"),
         ({"candidate_precisions": ["FP"]}, "'FP' is for VGF recipes"),
-        ({"candidate_precisions": ["INT8"]}, "candidate_precisions: there is nothing to choose"),
+        ({"candidate_precisions": ["INT8"]}, "candidate_precisions: nothing to choose from"),
         ({"samples": _samples(1)}, "samples: there is one"),
-        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U alone"),
+        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U only"),
     ],
 )
 def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
@@ -391,7 +391,7 @@ class _Norm(nn.Module):
 def test_modules_that_compute_are_those_of_the_improved_program(algorithms: bool, modules: tuple[str, ...]) -> None:
     program = torch.export.export(_Norm().eval(), _vectors()[0])
     recipe = _recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms)
-    assert regions.computing_modules(program, recipe) == modules
+    assert regions.quantized_modules(program, recipe) == modules
 
 
 def test_settings_give_every_module_its_precision() -> None:
@@ -400,7 +400,7 @@ def test_settings_give_every_module_its_precision() -> None:
     for _ in range(500):
         chosen = draw.sample(modules, draw.randint(1, len(modules)))
         plan = {module: draw.choice(["INT8", "A16W8", "FP"]) for module in chosen}
-        settings = regions.told(plan, "INT8")
+        settings = regions.minimal_settings(plan, "INT8")
         for module, precision in plan.items():
             above = [name for name in settings if name in ("", module) or module.startswith(name + ".")]
             assert settings.get(max(above, key=len, default=None), "INT8") == precision  # type: ignore[arg-type]
@@ -416,11 +416,11 @@ def test_regions_are_divided_where_the_error_is() -> None:
         measured.append(region.name)
         return sum(noise[module] for module in region.modules)
 
-    found = regions.divided(regions.tree(modules), noise_of, share=0.1, most=10)
+    found = regions.subdivide(regions.build_region_tree(modules), noise_of, share=0.1, most=10)
     assert sorted(module for region in found for module in region.modules) == sorted(modules)
     assert {region.modules for region in found} >= {("a.1.x",), ("a.1",), ("a.0.x", "a.0.y"), ("b.0", "b.1")}
     assert len(measured) == len(set(measured)) + 1  # 'a.1' is the name of a region, and of a module in it
-    few = regions.divided(regions.tree(modules), noise_of, share=0.1, most=3)
+    few = regions.subdivide(regions.build_region_tree(modules), noise_of, share=0.1, most=3)
     assert len(few) == 3
 
 
@@ -433,18 +433,18 @@ def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
             ]
             for i in range(4)
         }
-        start, steps = path.steps(choices)
+        start, steps = path.hull_steps(choices)
         every = [
-            (sum(c.price for c in combination), sum(c.noise for c in combination))
+            (sum(c.extra_cost for c in combination), sum(c.noise for c in combination))
             for combination in itertools.product(*choices.values())
         ]
-        price = sum(choice.price for choice in start.values())
+        price = sum(choice.extra_cost for choice in start.values())
         noise = sum(choice.noise for choice in start.values())
         assert price == pytest.approx(min(other for other, _ in every))
         for step in steps:
-            price, noise = price + step.paid, noise - step.gained
-            assert step.paid > 0
-            assert step.gained > 0
+            price, noise = price + step.extra_cost, noise - step.noise_reduction
+            assert step.extra_cost > 0
+            assert step.noise_reduction > 0
             assert not [1 for other in every if other[0] <= price + 1e-9 and other[1] < noise - 1e-9]
         assert noise == pytest.approx(min(other for _, other in every))
 
@@ -453,16 +453,16 @@ def test_what_is_left_of_a_budget_is_filled() -> None:
     """Those first that gain most for their price; of one region no step without the one before."""
     a, b, c = (Region(name, (name,)) for name in "abc")
     rest = [
-        path.Step(a, Choice("INT8", 0.0, 0.0), gained=5.0, paid=2.0),
-        path.Step(b, Choice("A16W8", 0.0, 0.0), gained=6.0, paid=4.0),
-        path.Step(c, Choice("INT8", 0.0, 0.0), gained=3.0, paid=3.0),
-        path.Step(a, Choice("A16W8", 0.0, 0.0), gained=0.5, paid=1.0),
-        path.Step(b, Choice("FP", 0.0, 0.0), gained=0.1, paid=0.5),
+        path.Step(a, Choice("INT8", 0.0, 0.0), noise_reduction=5.0, extra_cost=2.0),
+        path.Step(b, Choice("A16W8", 0.0, 0.0), noise_reduction=6.0, extra_cost=4.0),
+        path.Step(c, Choice("INT8", 0.0, 0.0), noise_reduction=3.0, extra_cost=3.0),
+        path.Step(a, Choice("A16W8", 0.0, 0.0), noise_reduction=0.5, extra_cost=1.0),
+        path.Step(b, Choice("FP", 0.0, 0.0), noise_reduction=0.1, extra_cost=0.5),
     ]
-    assert path.fitting(rest, 5.5) == [rest[0], rest[2]]
-    assert path.fitting(rest, 6.5) == [rest[0], rest[1], rest[4]]
-    assert path.fitting(rest, 7.0) == [rest[0], rest[1], rest[3]]
-    assert path.fitting(rest, 7.0, 0.6) == [rest[0], rest[1]]
-    assert path.fitting(rest, 7.0, 0.01) == [rest[0]]
-    assert path.fitting(rest, 1.9) == []
-    assert path.fitting(rest, float("inf")) == rest
+    assert path.select_affordable(rest, 5.5) == [rest[0], rest[2]]
+    assert path.select_affordable(rest, 6.5) == [rest[0], rest[1], rest[4]]
+    assert path.select_affordable(rest, 7.0) == [rest[0], rest[1], rest[3]]
+    assert path.select_affordable(rest, 7.0, 0.6) == [rest[0], rest[1]]
+    assert path.select_affordable(rest, 7.0, 0.01) == [rest[0]]
+    assert path.select_affordable(rest, 1.9) == []
+    assert path.select_affordable(rest, float("inf")) == rest

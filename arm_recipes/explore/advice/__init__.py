@@ -1,1 +1,1 @@
-"""Advice that is measured: what Vela expects of a program that is compiled in another way."""
+"""Advice: changes of recipe options or model that lower the cost, estimated by Vela."""

@@ -1,4 +1,4 @@
-"""Tries what could make a program cheaper, with Vela, and tells what it would give."""
+"""Advice: compile an Ethos-U program with one change at a time and report the changes that lower its cost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.sweep.compile import Unit, compile_units, sum_figures
-from arm_recipes.explore.sweep.lowered import lowered, unit_of
+from arm_recipes.explore.sweep.compile import LoweredDelegate, compile_delegates, sum_figures
+from arm_recipes.explore.sweep.lowered import describe_delegate, lower_program
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -22,53 +22,61 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
     from arm_recipes.explore.sweep.rows import Figures
 
-_Units = tuple[Sequence[Unit], Sequence["np.ndarray[Any, Any]"]]
+_DelegateInputs = tuple[Sequence[LoweredDelegate], Sequence["np.ndarray[Any, Any]"]]
 
 
 def advise(
     recipe: ExportRecipe | None, delegates: Sequence[Delegate], programs: Mapping[str, ExportedProgram]
 ) -> AdviceList:
-    """Compile a program for Ethos-U anew, with one change at a time.
+    """Compile an Ethos-U program again, with one change at a time.
 
     Args:
-        recipe: that the program was exported with.
-        programs: by method, quantized, before they were lowered.
+        recipe: recipe of the export.
+        delegates: delegates of the export, with Vela's estimates.
+        programs: quantized programs before lowering, by method.
+
+    Returns:
+        The changes that lower cycles or SRAM.
 
     Raises:
-        ValueError: the recipe is not for an Ethos-U, or nothing of the program runs there.
+        ValueError: the recipe is not for an Ethos-U, or no part of the program runs on the NPU.
     """
     partitioner = _partitioner_of(recipe)
-    known = [delegate for delegate in delegates if delegate.vela is not None]
+    estimated = [delegate for delegate in delegates if delegate.vela is not None]
     if partitioner is None:
-        raise ValueError("advice is for programs of Ethos-U recipes: others have no estimates of cycles and memory")
-    if not known:
         raise ValueError(
-            "advice is for what runs on the NPU, and nothing of this program does: report.cpu_operators says why"
+            "advice is for programs of Ethos-U recipes: other targets have no estimates of cycles and memory"
+        )
+    if not estimated:
+        raise ValueError(
+            "advice is for operators on the NPU, and this program has none: see report.cpu_operators for the reasons"
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about programs that nobody gets
-        return _advised(recipe, partitioner, known, programs)
+        warnings.simplefilter("ignore")  # these programs are discarded
+        return _evaluate_changes(recipe, partitioner, estimated, programs)
 
 
-def _advised(
+def _evaluate_changes(
     recipe: ExportRecipe | None,
     partitioner: EthosUPartitioner,
     delegates: Sequence[Delegate],
     programs: Mapping[str, ExportedProgram],
 ) -> AdviceList:
-    from arm_recipes.explore.advice.channels import fewer_channels
+    from arm_recipes.explore.advice.channels import try_fewer_channels
 
     spec: Any = partitioner.compile_spec
-    loops = partitioner.loop_rolling
-    trial = _Trial(spec, delegates, loops)
-    for options in _other_options(spec):
-        trial.options(options)
+    loops = partitioner.loops
+    evaluator = _ChangeEvaluator(spec, delegates, loops)
+    for options in _candidate_options(spec):
+        evaluator.try_options(options)
     for method, program in programs.items():
-        trial.per_tensor_weights(program, f" of '{method}'" if len(programs) > 1 else "", alone=len(programs) == 1)
-    channels, notes = fewer_channels(recipe, spec, programs)
-    tried = [*trial.tried, *channels]
-    better = sorted((item for item in tried if item.better), key=lambda item: item.then.cycles - item.now.cycles)
-    return AdviceList(tuple(better), len(tried), (*trial.notes, *notes))
+        evaluator.try_per_tensor_weights(
+            program, f" of '{method}'" if len(programs) > 1 else "", is_only_method=len(programs) == 1
+        )
+    channels, notes = try_fewer_channels(recipe, spec, programs)
+    evaluated = [*evaluator.results, *channels]
+    better = sorted((item for item in evaluated if item.is_better), key=lambda item: item.then.cycles - item.now.cycles)
+    return AdviceList(tuple(better), len(evaluated), (*evaluator.notes, *notes))
 
 
 def _partitioner_of(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
@@ -81,82 +89,89 @@ def _partitioner_of(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
     return next((each for each in partitioners if isinstance(each, EthosUPartitioner)), None)
 
 
-def _other_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
-    """What to try beside the memory mode and the flags that there are."""
+def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
+    """Yield options to try instead of the current ones: other memory modes, optimization for size."""
     from arm_backend_core.targets import vela_config
 
     for mode in vela_config.sections(spec.config_ini, vela_config.MEMORY):
         if mode != spec.memory_mode:
             yield {"memory_mode": mode}
-    if spec.optimise != "size":  # where that was chosen, it gives what there is, and is no advice
+    if spec.optimise != "size":  # otherwise it is the current setting
         yield {"optimise": "size"}
 
 
-#: Vela's names of where constants lie. What is on the chip is SRAM: Vela counts it apart.
+#: Vela's names of the memories for constants. Vela counts on-chip flash, which is SRAM here, separately.
 _MEMORIES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 
-class _Trial:
-    """Compiles with changes, and keeps what comes of it."""
+class _ChangeEvaluator:
+    """Compiles the program with changes and collects results and notes."""
 
     def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
-        units = [unit_of(delegate) for delegate in delegates]
-        self._units: _Units = units, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
-        self._now = _cost(sum_figures([delegate.vela for delegate in delegates if delegate.vela is not None]))
-        self.tried: list[Advice] = []
+        lowered = [describe_delegate(delegate) for delegate in delegates]
+        self._delegates: _DelegateInputs = lowered, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
+        self._current_cost = _to_cost(
+            sum_figures([delegate.vela for delegate in delegates if delegate.vela is not None])
+        )
+        self.results: list[Advice] = []
         self.notes: list[str] = []
 
-    def options(self, changed: Mapping[str, Any]) -> None:
-        """Other options of the recipe, with the same graphs; those that the system does not have are left out."""
+    def try_options(self, changed: Mapping[str, Any]) -> None:
+        """Try other options of the recipe with the same graphs; skip options that the system does not support."""
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-        given = self._spec
-        options: dict[str, Any] = {"memory_mode": given.memory_mode, "optimise": given.optimise, **changed}
-        rest: dict[str, Any] = {"extra_flags": given.extra_flags, "config_ini": given.config_ini}
+        current = self._spec
+        options: dict[str, Any] = {"memory_mode": current.memory_mode, "optimise": current.optimise, **changed}
+        rest: dict[str, Any] = {"extra_flags": current.extra_flags, "config_ini": current.config_ini}
         try:
-            spec = EthosUCompileSpec(given.accelerator, given.system_config, **rest, **options)
+            spec = EthosUCompileSpec(current.accelerator, current.system_config, **rest, **options)
         except ValueError:
             return
-        words = ", ".join(f"{name}={value!r}" for name, value in changed.items())
-        self._try(words, spec, self._units, _what_it_takes(given, spec))
+        change = ", ".join(f"{name}={value!r}" for name, value in changed.items())
+        self._compile(change, spec, self._delegates, _memory_requirements(current, spec))
 
-    def per_tensor_weights(self, program: ExportedProgram, of: str, *, alone: bool) -> None:
-        """One scale for all channels of each weight."""
-        from arm_recipes.explore.advice.weights import with_scales_per_tensor
+    def try_per_tensor_weights(self, program: ExportedProgram, suffix: str, *, is_only_method: bool) -> None:
+        """Try one scale per weight tensor."""
+        from arm_recipes.explore.advice.weights import use_per_tensor_scales
 
-        changed = with_scales_per_tensor(program)
+        changed = use_per_tensor_scales(program)
         if changed is None:
             return
-        if not alone:
-            self.notes.append(f"per_channel=False{of}: the program has several methods, whose weights belong together")
+        if not is_only_method:
+            self.notes.append(f"per_channel=False{suffix}: the program has several methods that share weights")
             return
-        below = lowered(changed, self._spec.target, self._loops)
-        if isinstance(below, str):
-            self.notes.append(f"per_channel=False: {below}")
+        lowered = lower_program(changed, self._spec.target, self._loops)
+        if isinstance(lowered, str):
+            self.notes.append(f"per_channel=False: {lowered}")
             return
-        self._try("per_channel=False", self._spec, (below.units, below.arrays(self._spec)), "less accurate: compare")
+        self._compile(
+            "per_channel=False",
+            self._spec,
+            (lowered.delegates, lowered.arrays(self._spec)),
+            "less accurate: check with compare",
+        )
 
-    def _try(self, change: str, spec: EthosUCompileSpec, units: _Units, note: str) -> None:
-        _, figures = compile_units(0, spec, units[0], *units[1])
+    def _compile(self, change: str, spec: EthosUCompileSpec, inputs: _DelegateInputs, note: str) -> None:
+        _, figures = compile_delegates(0, spec, inputs[0], *inputs[1])
         if isinstance(figures, str):
             self.notes.append(f"{change}: {figures.partition(chr(10))[0]}")
         else:
-            self.tried.append(Advice(change, self._now, _cost(figures), note=note))
+            self.results.append(Advice(change, self._current_cost, _to_cost(figures), note=note))
 
 
-def _cost(figures: Figures) -> Cost:
+def _to_cost(figures: Figures) -> Cost:
     return Cost(figures.cycles, figures.sram_bytes, figures.dram_bytes, figures.flash_bytes)
 
 
-def _what_it_takes(now: EthosUCompileSpec, then: EthosUCompileSpec) -> str:
-    """What another memory mode asks of the system, in words."""
-    if then.memory_mode == now.memory_mode:
+def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec) -> str:
+    """Describe what another memory mode requires of the system."""
+    if changed.memory_mode == current.memory_mode:
         return ""
-    told = []
-    before, after = (_MEMORIES.get(spec.configuration.const_memory, "other memory") for spec in (now, then))
+    requirements = []
+    before, after = (_MEMORIES.get(spec.configuration.const_memory, "other memory") for spec in (current, changed))
     if before != after:
-        told.append(f"constants in {after}{', besides' * (after == 'SRAM')}, not in {before}")
-    if then.configuration.arena_on_second_port and not now.configuration.arena_on_second_port:
-        told.append("the working memory is DRAM, with an SRAM as cache")
-    return "; ".join(told)
+        requirements.append(f"constants in {after}{' (plus working memory)' * (after == 'SRAM')}, not in {before}")
+    if changed.configuration.arena_on_second_port and not current.configuration.arena_on_second_port:
+        requirements.append("working memory in DRAM, with SRAM as cache")
+    return "; ".join(requirements)

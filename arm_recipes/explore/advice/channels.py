@@ -1,4 +1,7 @@
-"""Channels that an NPU computes in groups of 16: layers that have a few more than whole groups, tried without these."""
+"""Channel advice: try layers with the next smaller multiple of 16 channels.
+
+The NPU computes channels in groups of 16; a few channels more than a multiple cost a whole group.
+"""
 
 from __future__ import annotations
 
@@ -18,82 +21,93 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-_GROUP, _FEW = 16, 4
-#: Layers that are tried: each takes about a second.
-_MOST = 6
+_CHANNEL_GROUP, _MAX_EXCESS = 16, 4
+#: Most layers to try; each takes about one second.
+_MAX_LAYERS = 6
 _CONVOLUTIONS = (torch.ops.aten.conv1d.default, torch.ops.aten.conv2d.default, torch.ops.aten.conv2d.padding)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A convolution or linear layer as it is called; equal ones are tried once."""
+    """A convolution or linear layer with its input; equal layers are tried once."""
 
     kind: type[nn.Module]
     channels: int
-    given: tuple[Any, ...]
+    input_sizes: tuple[Any, ...]
     shape: tuple[int, ...]
     options: tuple[tuple[str, Any], ...]
 
 
-class _Alone(nn.Module):
-    """A layer that returns what it computes as it lies in memory, so that nothing is moved."""
+class _SingleLayer(nn.Module):
+    """A layer that returns its result in memory order, so that no transpose is needed."""
 
     def __init__(self, layer: _Layer, channels: int) -> None:
         super().__init__()
-        first, *rest = layer.given
+        first, *rest = layer.input_sizes
         self.layer = layer.kind(first, channels, *rest, **dict(layer.options))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The channels last."""
+        """Run the layer; return the channels in the last dimension."""
         y: Tensor = self.layer(x)
         return y if isinstance(self.layer, nn.Linear) else y.movedim(1, -1)
 
 
-def fewer_channels(
+def try_fewer_channels(
     recipe: ExportRecipe | None, spec: EthosUCompileSpec, programs: Mapping[str, ExportedProgram]
 ) -> tuple[list[Advice], list[str]]:
-    """Layers with up to 4 channels more than a multiple of 16, each alone with these and without.
+    """Compile each layer with up to 4 channels beyond a multiple of 16 by itself, with and without these channels.
 
     Returns:
-        those that save more than the channels' part of the cycles, and what was not tried.
+        Advice for the layers whose savings exceed the share of the channels, and notes on layers that were not tried.
     """
-    found: dict[_Layer, Node] = {}
+    nodes: dict[_Layer, Node] = {}
     for program in programs.values():
-        for node, layer in _layers(program):
-            found.setdefault(layer, node)
-    most = sorted(found, key=_work, reverse=True)
-    notes = [f"fewer channels in {len(most) - _MOST} smaller layers"] if len(most) > _MOST else []
+        for node, layer in _find_layers(program):
+            nodes.setdefault(layer, node)
+    largest_first = sorted(nodes, key=_work_size, reverse=True)
+    notes = (
+        [f"fewer channels in {len(largest_first) - _MAX_LAYERS} smaller layers"]
+        if len(largest_first) > _MAX_LAYERS
+        else []
+    )
     items = []
-    for layer in most[:_MOST]:
-        fewer = layer.channels // _GROUP * _GROUP
-        costs = [_compiled(layer, channels, recipe, spec) for channels in (layer.channels, fewer)]
-        now, then = costs
-        if now is None or then is None:
-            notes.append(f"{fewer} channels in place of {layer.channels}: the layer alone cannot be exported")
+    for layer in largest_first[:_MAX_LAYERS]:
+        fewer = layer.channels // _CHANNEL_GROUP * _CHANNEL_GROUP
+        costs = [_compile_layer(layer, channels, recipe, spec) for channels in (layer.channels, fewer)]
+        current, reduced = costs
+        if current is None or reduced is None:
+            notes.append(f"{fewer} channels in place of {layer.channels}: the isolated layer cannot be exported")
             continue
-        # One that saves no more than its part of the work is no advice.
-        worth = now.cycles - then.cycles > 1.5 * now.cycles * (layer.channels - fewer) / layer.channels
-        items.append(_advice(found[layer], layer.channels, fewer, now, then if worth else now))
+        # Savings of no more than the channels' share of the work are no advice.
+        is_worthwhile = (
+            current.cycles - reduced.cycles > 1.5 * current.cycles * (layer.channels - fewer) / layer.channels
+        )
+        items.append(_make_advice(nodes[layer], layer.channels, fewer, current, reduced if is_worthwhile else current))
     return items, notes
 
 
-def _advice(node: Node, channels: int, fewer: int, now: Cost, then: Cost) -> Advice:
+def _make_advice(node: Node, channels: int, fewer: int, current: Cost, changed: Cost) -> Advice:
     from arm_backend_core.nodes import modules_of, source_line
 
     *_, module = ("", *modules_of(node))
-    change, note = f"{fewer} channels in place of {channels}", "that layer alone; train it again"
-    return Advice(change, now, then, module, source_line(node), note)
+    change, note = f"{fewer} channels in place of {channels}", "for this layer alone; requires retraining"
+    return Advice(change, current, changed, module, source_line(node), note)
 
 
-def _layers(program: ExportedProgram) -> Iterator[tuple[Node, _Layer]]:
+def _find_layers(program: ExportedProgram) -> Iterator[tuple[Node, _Layer]]:
     for node in program.graph.nodes:
-        layer = _layer(node)
-        if layer is None or not 0 < layer.channels % _GROUP <= _FEW or layer.channels < _GROUP or _is_result(node):
+        layer = _as_layer(node)
+        if (
+            layer is None
+            or not 0 < layer.channels % _CHANNEL_GROUP <= _MAX_EXCESS
+            or layer.channels < _CHANNEL_GROUP
+            or _is_model_output(node)
+        ):
             continue
         yield node, layer
 
 
-def _layer(node: Node) -> _Layer | None:
+def _as_layer(node: Node) -> _Layer | None:
     if node.op != "call_function":
         return None
     if node.target is torch.ops.aten.linear.default:
@@ -101,13 +115,15 @@ def _layer(node: Node) -> _Layer | None:
         return _Layer(nn.Linear, weight[0], (weight[1],), x, ())
     if node.target not in _CONVOLUTIONS:
         return None
-    given = dict(zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False))
-    given |= node.kwargs
-    if given.get("groups", 1) != 1:  # their channels are those of the layer before
+    arguments = dict(
+        zip(("input", "weight", "bias", "stride", "padding", "dilation", "groups"), node.args, strict=False)
+    )
+    arguments |= node.kwargs
+    if arguments.get("groups", 1) != 1:  # their channels are determined by the preceding layer
         return None
-    x, weight = _shape(given["input"]), _shape(given["weight"])
+    x, weight = _shape(arguments["input"]), _shape(arguments["weight"])
     kind = nn.Conv2d if len(weight) == 4 else nn.Conv1d
-    options = {name: _hashable(given[name]) for name in ("stride", "padding", "dilation") if name in given}
+    options = {name: _hashable(arguments[name]) for name in ("stride", "padding", "dilation") if name in arguments}
     return _Layer(kind, weight[0], (weight[1], weight[2:]), x, tuple(options.items()))
 
 
@@ -119,27 +135,27 @@ def _hashable(value: Any) -> Any:
     return tuple(value) if isinstance(value, (list, tuple)) else value
 
 
-def _is_result(node: Node) -> bool:
-    """Whether the model returns it: then the number of channels is what it is for."""
-    waiting = list(node.users)
-    while waiting:
-        user = waiting.pop()
+def _is_model_output(node: Node) -> bool:
+    """Whether the node is a model output, whose number of channels is fixed by the task."""
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
         if user.op == "output":
             return True
         if "quantize" in str(user.target):
-            waiting += user.users
+            pending += user.users
     return False
 
 
-def _work(layer: _Layer) -> int:
+def _work_size(layer: _Layer) -> int:
     elements = 1
     for size in layer.shape:
         elements *= size
     return elements * layer.channels
 
 
-def _compiled(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: EthosUCompileSpec) -> Cost | None:
-    """What Vela expects of the layer alone, with weights drawn at random."""
+def _compile_layer(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: EthosUCompileSpec) -> Cost | None:
+    """Estimate the cost of the isolated layer with random weights; None if it cannot be exported."""
     from executorch.export import ExportRecipe
 
     from arm_backend_core.errors import ArmBackendError
@@ -147,11 +163,13 @@ def _compiled(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: E
     from arm_recipes.pipeline.export import run_export
     from arm_recipes.recipe_types import ArmRecipeType
 
-    kinds = {kind.value: kind for kind in ArmRecipeType}
+    recipe_types = {recipe_type.value: recipe_type for recipe_type in ArmRecipeType}
     family = spec.target.family.removeprefix("ethos-").upper()
-    kind = kinds.get((recipe.name if recipe is not None else None) or "", ArmRecipeType[f"ETHOSU_{family}_INT8"])
-    chosen = ExportRecipe.get_recipe(
-        kind,
+    recipe_type = recipe_types.get(
+        (recipe.name if recipe is not None else None) or "", ArmRecipeType[f"ETHOSU_{family}_INT8"]
+    )
+    layer_recipe = ExportRecipe.get_recipe(
+        recipe_type,
         macs=spec.target.macs,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
@@ -162,16 +180,16 @@ def _compiled(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: E
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = _Alone(layer, channels).eval()
+        model = _SingleLayer(layer, channels).eval()
         x = torch.randn(layer.shape)
     if x.dim() == 4:
         x = x.to(memory_format=torch.channels_last)
     try:
-        report = run_export(model, chosen, [(x,)], progress=False).report
+        report = run_export(model, layer_recipe, [(x,)], progress=False).report
     except (ArmBackendError, ExportError):
         return None
     costs = [cost for cost in report.layers if cost.kind == "layer"]
-    velas = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    sram = max((vela.sram_bytes for vela in velas), default=0)
-    dram, flash = sum(vela.dram_bytes for vela in velas), sum(vela.flash_bytes for vela in velas)
+    estimates = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    sram = max((vela.sram_bytes for vela in estimates), default=0)
+    dram, flash = sum(vela.dram_bytes for vela in estimates), sum(vela.flash_bytes for vela in estimates)
     return Cost(sum(cost.cycles for cost in costs), sram, dram, flash)

@@ -1,4 +1,4 @@
-"""What ``advice`` returns: changes that need fewer cycles or less memory, with what they would give."""
+"""Result of ``advice``: changes that lower cycles or memory, with their estimated costs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 
 @dataclass(frozen=True)
 class Cost:
-    """Vela's estimate: cycles of an inference, and bytes.
+    """Vela's estimate for one inference.
 
     Attributes:
-        sram_bytes: of the working memory. Constants that lie in SRAM too are in ``flash_bytes``.
-        dram_bytes, flash_bytes: of constants, and of working memory that lies in DRAM.
+        cycles: cycles of the inference.
+        sram_bytes: working memory. Constants in SRAM count as ``flash_bytes``.
+        dram_bytes, flash_bytes: constants, and working memory in DRAM.
     """
 
     cycles: int
@@ -23,7 +24,7 @@ class Cost:
     flash_bytes: int
 
     @property
-    def elsewhere(self) -> int:
+    def dram_and_flash_bytes(self) -> int:
         """Bytes of DRAM and flash."""
         return self.dram_bytes + self.flash_bytes
 
@@ -33,10 +34,10 @@ class Advice:
     """A change that was tried.
 
     Attributes:
-        change: an argument of ``get_recipe``, or what to change in the model.
-        now, then: what it takes, and what it would take: the program, or that layer alone.
-        module, source: of the layer that it is about; empty where it is about the program.
-        note: what it costs otherwise.
+        change: argument of ``get_recipe``, or a change of the model.
+        now, then: cost before and after the change, of the program or of the isolated layer.
+        module, source: module and source line of the layer; empty for a change of the whole program.
+        note: drawback or requirement of the change.
     """
 
     change: str
@@ -47,19 +48,20 @@ class Advice:
     note: str = ""
 
     @property
-    def better(self) -> bool:
-        """Whether something that is noticed is won: half a percent of the cycles, or of the memory."""
+    def is_better(self) -> bool:
+        """Whether the change saves more than 0.5 % of cycles or SRAM."""
         pairs = ((self.now.cycles, self.then.cycles), (self.now.sram_bytes, self.then.sram_bytes))
-        return any(then < 0.995 * now for now, then in pairs)
+        return any(changed < 0.995 * current for current, changed in pairs)
 
 
 @dataclass(frozen=True)
 class AdviceList(Renderable):
-    """Changes that are better, the one that saves most cycles first.
+    """Changes that lower the cost, the largest saving of cycles first.
 
     Attributes:
-        tried: how many changes were compiled.
-        notes: what could not be tried, and why.
+        items: the changes.
+        tried: number of changes that were compiled.
+        notes: changes that could not be tried, with the reason.
     """
 
     items: tuple[Advice, ...]
@@ -73,27 +75,27 @@ class AdviceList(Renderable):
         return len(self.items)
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
-        rows = [_row(item) for item in self.items]
-        head = ("change", "cycles", "", "SRAM", "", "flash and DRAM", "layer", "but")
-        yield f"{len(rows)} of {self.tried} changes are better", [head, *rows] if rows else [("none",)]
+        """Yield headings with their rows, for text and HTML."""
+        rows = [_advice_cells(item) for item in self.items]
+        head = ("change", "cycles", "", "SRAM", "", "flash and DRAM", "layer", "note")
+        yield f"{len(rows)} of {self.tried} changes lower the cost", [head, *rows] if rows else [("none",)]
         if self.notes:
             yield "Not tried", [(note,) for note in self.notes]
 
 
-def _row(item: Advice) -> tuple[str, ...]:
-    now, then = item.now, item.then
+def _advice_cells(item: Advice) -> tuple[str, ...]:
+    current, changed = item.now, item.then
     return (
         item.change,
-        f"{now.cycles:,} to {then.cycles:,}",
-        _change(now.cycles, then.cycles),
-        f"{format_bytes(now.sram_bytes)} to {format_bytes(then.sram_bytes)}",
-        _change(now.sram_bytes, then.sram_bytes),
-        f"{format_bytes(now.elsewhere)} to {format_bytes(then.elsewhere)}",
+        f"{current.cycles:,} to {changed.cycles:,}",
+        _relative_change(current.cycles, changed.cycles),
+        f"{format_bytes(current.sram_bytes)} to {format_bytes(changed.sram_bytes)}",
+        _relative_change(current.sram_bytes, changed.sram_bytes),
+        f"{format_bytes(current.dram_and_flash_bytes)} to {format_bytes(changed.dram_and_flash_bytes)}",
         item.module,
         item.note,
     )
 
 
-def _change(now: int, then: int) -> str:
-    return f"{(then - now) / now:+.1%}" if now else ""
+def _relative_change(current: int, changed: int) -> str:
+    return f"{(changed - current) / current:+.1%}" if current else ""

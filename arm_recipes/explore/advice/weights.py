@@ -1,4 +1,4 @@
-"""A quantized program with one scale for each weight tensor, in place of one for each channel."""
+"""Per-tensor weight scales: requantize per-channel weights to one scale per tensor."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ if TYPE_CHECKING:
 _Q = torch.ops.quantized_decomposed
 
 
-def with_scales_per_tensor(program: ExportedProgram) -> ExportedProgram | None:
-    """The program with weights and biases rounded to the largest scale of their channels; None where it has none."""
+def use_per_tensor_scales(program: ExportedProgram) -> ExportedProgram | None:
+    """Requantize per-channel weights and biases to their largest channel scale; None without per-channel constants."""
     program = copy_program(program)
     simplify_call(program)
     tensors = constants_of(program)
     targets = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
-    found = False
+    is_changed = False
     for node in program.graph.find_nodes(op="call_function", target=_Q.dequantize_per_channel.default):
-        held, scales, _, axis, low, high, dtype = node.args[:7]
-        if held not in tensors or scales not in tensors:
+        weight, scales, _, axis, low, high, dtype = node.args[:7]
+        if weight not in tensors or scales not in tensors:
             continue
-        found = True
+        is_changed = True
         channels = tensors[scales].double()
         largest = float(channels.max())
-        along = [1] * tensors[held].dim()
-        along[int(axis)] = -1
-        real = tensors[held].double() * channels.reshape(along)
-        name = targets[held.name]
-        rounded = torch.round(real / largest).clamp(low, high).to(tensors[held].dtype)
+        broadcast_shape = [1] * tensors[weight].dim()
+        broadcast_shape[int(axis)] = -1
+        dequantized = tensors[weight].double() * channels.reshape(broadcast_shape)
+        name = targets[weight.name]
+        rounded = torch.round(dequantized / largest).clamp(low, high).to(tensors[weight].dtype)
         store = store_of(program, name)
         store[name] = torch.nn.Parameter(rounded, requires_grad=False) if name in program.state_dict else rounded
         with program.graph.inserting_before(node):
-            plain = program.graph.call_function(
-                _Q.dequantize_per_tensor.default, (held, largest, 0, low, high, dtype), dict(node.kwargs)
+            dequantize = program.graph.call_function(
+                _Q.dequantize_per_tensor.default, (weight, largest, 0, low, high, dtype), dict(node.kwargs)
             )
-        plain.meta = dict(node.meta)
-        node.replace_all_uses_with(plain)
+        dequantize.meta = dict(node.meta)
+        node.replace_all_uses_with(dequantize)
         program.graph.erase_node(node)
     program.graph_module.recompile()
-    return program if found else None
+    return program if is_changed else None

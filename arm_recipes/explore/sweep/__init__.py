@@ -1,1 +1,1 @@
-"""``sweep``: one model on many configurations of Ethos-U NPUs, beside each other."""
+"""``sweep``: compile one model for many Ethos-U configurations and compare their estimates."""

@@ -1,4 +1,4 @@
-"""How right a program of a sweep is: it is executed, and its outputs are compared with the model's, or rated."""
+"""Accuracy of a sweep's programs: execute them and compute the output SQNR or a user's metric."""
 
 from __future__ import annotations
 
@@ -23,89 +23,92 @@ Metric = Callable[[Any, Any], Any]
 
 
 class AccuracyMeasurement:
-    """Rates programs with the samples of a sweep.
+    """Measures the accuracy of programs on the samples of a sweep.
 
     Args:
-        program: the model in floating point, captured.
-        samples: what the model takes; ``given``: the same samples as the user gave them, which the metric gets.
-        metric: gives a number for outputs and a sample, the higher the better; None compares with the model.
-        marked: an iteration over the samples, with a progress bar or without.
+        program: captured floating-point model.
+        samples: samples as the model takes them.
+        originals: the same samples as the user passed them, for the metric.
+        metric: ``metric(outputs, sample)`` returns a number, higher is better; None: SQNR against the model.
+        store: cache of outputs.
+        with_progress: wraps the iterable of samples, with or without a progress bar.
     """
 
     def __init__(
         self,
         program: ExportedProgram,
         samples: Sequence[Inputs],
-        given: Sequence[Any],
+        originals: Sequence[Any],
         metric: Metric | None,
-        kept: ResultStore,
-        marked: Callable[[Iterable[Inputs]], Iterable[Inputs]],
+        store: ResultStore,
+        with_progress: Callable[[Iterable[Inputs]], Iterable[Inputs]],
     ) -> None:
-        self._samples, self._given, self._metric = samples, given, metric
-        self._kept, self._marked = kept, marked
-        # Of its own: one that writes buffers must begin with their values, and so must the user's model.
+        self._samples, self._originals, self._metric = samples, originals, metric
+        self._store, self._with_progress = store, with_progress
+        # A copy: a model that writes buffers must start from their values, and the user's model must not change.
         model = copy.deepcopy(program).module(check_guards=False)
         with torch.no_grad():
             outputs = (model(*sample, **sample.keywords) for sample in samples)
-            # A model may return a buffer of its own, which the next call writes.
+            # A model may return one of its buffers, which the next call overwrites.
             self._expected = [pytree.tree_map_only(torch.Tensor, torch.clone, output) for output in outputs]
 
     @property
     def name(self) -> str:
-        """What the number is."""
+        """Name of the accuracy metric."""
         return "SQNR in dB" if self._metric is None else str(getattr(self._metric, "__name__", "metric"))
 
     def __call__(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> float:
-        """The accuracy of a quantized program, mean over the samples for a metric.
+        """Measure the accuracy of a quantized program; a metric is averaged over the samples.
 
         Args:
-            configurations: that give equal numbers. The first that compiles is executed.
+            program: quantized program.
+            configurations: configurations with bit-equal results. The first that compiles is executed.
 
         Raises:
-            ExportError, ArmBackendError: none compiles; the error is that of the last.
-            RunError: this machine cannot run it.
+            ExportError, ArmBackendError: no configuration compiles; this is the last one's error.
+            RunError: this machine cannot run the program.
         """
         outputs = self._outputs(program, configurations)
         if self._metric is None:
-            return sqnr(self._expected, outputs)
-        values = [float(self._metric(*pair)) for pair in zip(outputs, self._given, strict=True)]
+            return compute_sqnr(self._expected, outputs)
+        values = [float(self._metric(*pair)) for pair in zip(outputs, self._originals, strict=True)]
         return sum(values) / len(values)
 
     def _outputs(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> list[Any]:
-        by_target = {configuration.spec.accelerator: configuration for configuration in configurations}
-        error: Exception | None = None
-        for configuration in by_target.values():
+        by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
+        last_error: Exception | None = None
+        for configuration in by_accelerator.values():
             try:
                 result = run_export(program, configuration.export_recipe(), list(self._samples), progress=False)
                 break
-            except (ArmBackendError, ExportError) as failure:
-                error = failure
+            except (ArmBackendError, ExportError) as error:
+                last_error = error
         else:
-            assert error is not None
-            raise error
-        key = _key(result.buffer, self._samples)
+            assert last_error is not None
+            raise last_error
+        key = _outputs_key(result.buffer, self._samples)
         specs = [pytree.tree_structure(expected) for expected in self._expected]
-        leaves = self._kept.outputs(key)
+        leaves = self._store.load_outputs(key)
         if leaves is None:
-            runs = (result.run(sample) for sample in self._marked(self._samples))
+            runs = (result.run(sample) for sample in self._with_progress(self._samples))
             leaves = [pytree.tree_leaves(output) for output in runs]
-            self._kept.keep_outputs(key, leaves)
+            self._store.save_outputs(key, leaves)
         return [pytree.tree_unflatten(values, spec) for values, spec in zip(leaves, specs, strict=True)]
 
 
-def sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
-    """Power of the signal over power of the error, in dB, over all numbers of all outputs."""
+def compute_sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
+    """Compute the SQNR in dB over all elements of all output tensors."""
     signal = noise = 0.0
-    for one, other in zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True):
-        if isinstance(one, torch.Tensor):
-            right, given = in_float64(one), in_float64(other)
-            signal += float((right**2).sum())
-            noise += float(((right - given) ** 2).sum())
+    for reference, output in zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True):
+        if isinstance(reference, torch.Tensor):
+            expected_values, actual_values = in_float64(reference), in_float64(output)
+            signal += float((expected_values**2).sum())
+            noise += float(((expected_values - actual_values) ** 2).sum())
     return decibels(signal, noise)
 
 
-def _key(buffer: bytes, samples: Sequence[Inputs]) -> str:
-    """By what outputs are kept: the program and all numbers that it is given."""
+def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:
+    """Return the cache key of a program's outputs: a hash of the program and its samples."""
     digest = hashlib.sha256(buffer)
     for sample in samples:
         leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))

@@ -1,11 +1,11 @@
-"""Charts of a sweep, drawn by Plotly."""
+"""Plotly charts of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from arm_recipes.explore.sweep.rows import Row, value
+from arm_recipes.explore.sweep.rows import Row, column_value
 
 _TITLES = {
     "milliseconds": "time of an inference (ms)",
@@ -15,7 +15,7 @@ _TITLES = {
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
 }
-#: Of the points, by memory mode: colours tell the NPUs.
+#: Marker symbols of the memory modes; colours stand for recipe and NPU.
 _SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
 
 
@@ -25,9 +25,14 @@ def plot_rows(
     """See ``Sweep.plot``.
 
     Args:
-        rows: those that have figures.
-        metric: what ``accuracy`` is.
-        front: gives the Pareto-optimal rows for two columns.
+        rows: rows with figures.
+        metric: name of the accuracy metric.
+        front: returns the Pareto-optimal rows for two columns.
+        x, y: columns of the axes; one subplot per ``y``.
+
+    Raises:
+        ImportError: Plotly is not installed.
+        ValueError: no row has figures, or a column does not exist or has no values.
     """
     try:
         from plotly.subplots import make_subplots
@@ -37,30 +42,30 @@ def plot_rows(
         raise ValueError("no configuration has figures, so there is nothing to draw; print the sweep for the errors")
     columns = [y] if isinstance(y, str) else list(y)
     for column in (x, *columns):
-        value(rows[0], column)
-    drawn = [column for column in columns if any(value(row, column) is not None for row in rows)]
+        column_value(rows[0], column)
+    drawn = [column for column in columns if any(column_value(row, column) is not None for row in rows)]
     if not drawn:
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
     figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
     for line, column in enumerate(drawn, 1):
-        for trace in (*_points(rows, metric, x, column), *_modes(rows), _front(front(x, column), x, column)):
+        for trace in (*_points(rows, metric, x, column), *_legend_symbols(rows), _front(front(x, column), x, column)):
             figure.add_trace({**trace, "showlegend": line == 1}, row=line, col=1)
-        figure.update_yaxes(title_text=_title(metric, column), row=line, col=1)
-    # From the slowest NPU to the fastest there are two powers of ten.
+        figure.update_yaxes(title_text=_axis_title(metric, column), row=line, col=1)
+    # The slowest and the fastest NPU differ by two orders of magnitude.
     figure.update_xaxes(type="log")
-    figure.update_xaxes(title_text=_title(metric, x), row=len(drawn), col=1)
+    figure.update_xaxes(title_text=_axis_title(metric, x), row=len(drawn), col=1)
     figure.update_layout(title_text=f"{len(rows)} configurations", height=160 + 280 * len(drawn))
     return figure
 
 
 def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
-    """A trace for each recipe and NPU."""
+    """Make a trace per recipe and NPU."""
     from plotly.colors import qualitative
 
     symbols = _symbols(rows)
     traces = []
     for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
-        points = [row for row in rows if (row.recipe, row.target) == group and value(row, y) is not None]
+        points = [row for row in rows if (row.recipe, row.target) == group and column_value(row, y) is not None]
         precision = group[0].rsplit("_", 1)[1]
         traces.append(
             {
@@ -68,8 +73,8 @@ def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, 
                 "mode": "markers",
                 "name": f"{group[1]}, {precision}",
                 "legendgroup": f"{group[1]}, {precision}",
-                "x": [value(row, x) for row in points],
-                "y": [value(row, y) for row in points],
+                "x": [column_value(row, x) for row in points],
+                "y": [column_value(row, y) for row in points],
                 "text": [_hover_text(metric, row) for row in points],
                 "hoverinfo": "text",
                 "marker": {
@@ -87,8 +92,8 @@ def _symbols(rows: Sequence[Row]) -> dict[str, str]:
     return {mode: _SYMBOLS[number % len(_SYMBOLS)] for number, mode in enumerate(modes)}
 
 
-def _modes(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Traces without a point, for the legend to tell the symbols."""
+def _legend_symbols(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Make traces without points that explain the symbols in the legend."""
     return [
         {
             "type": "scatter",
@@ -104,8 +109,8 @@ def _modes(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
-    """Up to each time, the best there is."""
-    front = sorted((value(row, x), value(row, y)) for row in optimal if value(row, y) is not None)
+    """Make the step line of the Pareto front."""
+    front = sorted((column_value(row, x), column_value(row, y)) for row in optimal if column_value(row, y) is not None)
     return {
         "type": "scatter",
         "mode": "lines",
@@ -118,7 +123,7 @@ def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
     }
 
 
-def _title(metric: str, column: str) -> str:
+def _axis_title(metric: str, column: str) -> str:
     return metric if column == "accuracy" else _TITLES.get(column, column.replace("_", " "))
 
 
@@ -129,9 +134,9 @@ def _hover_text(metric: str, row: Row) -> str:
         f"<b>{row.target}</b>, {row.recipe}",
         f"{row.system_config}, {row.memory_mode}",
         f"{figures.cycles:,} cycles, {figures.milliseconds:.3f} ms",
-        f"SRAM {figures.sram_bytes:,} B{' (more than granted)' if figures.sram_exceeded else ''}",
+        f"SRAM {figures.sram_bytes:,} B{' (exceeds the memory mode)' if figures.sram_exceeded else ''}",
         f"DRAM {figures.dram_bytes:,} B, flash {figures.flash_bytes:,} B",
     ]
     lines += [] if row.accuracy is None else [f"{metric}: {row.accuracy:.4g}"]
-    lines += [f"{row.cpu_operators} operators on the CPU, not in these figures"] if row.cpu_operators else []
+    lines += [f"{row.cpu_operators} operators on the CPU, not included in these figures"] if row.cpu_operators else []
     return "<br>".join(lines)

@@ -1,4 +1,4 @@
-"""What a worker process of a sweep does: forms and Vela for one configuration. It imports no PyTorch."""
+"""Worker of a sweep: choose alternatives and run Vela for one configuration. It does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -18,90 +18,104 @@ if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaFigures
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Counted up when the same graphs and options would give a record of another form.
-_FORM = 2
+#: Version of the cached records; increase it when their format changes.
+_CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A delegate that is lowered and not compiled.
+class LoweredDelegate:
+    """A delegate that is lowered to TOSA and not compiled yet.
+
+    The flatbuffer and the graph are passed separately as arrays, which joblib shares between tasks and scatters.
 
     Attributes:
-        name: the delegate's name.
-        digest: of its flatbuffer in the usual forms, which travels beside this as an array: joblib shares and scatters
-            arrays. ``unchosen``: of its graph before forms are chosen, which is another.
-        result_bytes: size of each result.
-        sources: TOSA operator and source line of each operator, for errors.
-        calls: how often one inference calls it.
+        name: name of the delegate.
+        digest: hash of its flatbuffer with default alternatives.
+        graph_digest: hash of its graph before alternatives are chosen.
+        result_bytes: size of each result in bytes.
+        sources: TOSA operator and source line of each operator, for error messages.
+        calls: number of calls per inference.
     """
 
     name: str
     digest: str
-    unchosen: str
+    graph_digest: str
     result_bytes: tuple[int, ...]
     sources: tuple[tuple[str, str], ...]
     calls: int = 1
 
 
-def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
-    """By what a configuration's figures are kept: graphs, Vela's options and ``.ini``, Vela's version.
+def cache_key(spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate]) -> str:
+    """Return the cache key of a configuration's figures: graphs, Vela's version, options and ``.ini``.
 
-    The TOSA graphs hold all of the model, its quantization and our own compiler that Vela sees, but for what chooses
-    forms, which is told by its sources.
+    The TOSA graphs capture the model, its quantization and the effect of our compiler. Only the choice of
+    alternatives is not in them; the hash of its sources stands for it.
     """
-    chosen = spec.configuration
-    parts = [str(_FORM), vela.version(), chosen.accelerator, chosen.system_config, chosen.options]
+    configuration = spec.configuration
+    parts = [
+        str(_CACHE_VERSION),
+        vela.version(),
+        configuration.accelerator,
+        configuration.system_config,
+        configuration.options,
+    ]
     parts += [spec.optimise, str(spec.sram_budget)]
-    parts += [unit.digest + f" x {unit.calls}" * (unit.calls > 1) for unit in units]
+    parts += [delegate.digest + f" x {delegate.calls}" * (delegate.calls > 1) for delegate in delegates]
     if spec.search_alternatives:
         from arm_recipes.pipeline.cache.key import sources
 
-        parts += [sources(), *(unit.unchosen for unit in units)]
+        parts += [sources(), *(delegate.graph_digest for delegate in delegates)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def compile_units(
-    index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *arrays: np.ndarray[Any, Any]
+def compile_delegates(
+    index: int, spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate], *arrays: np.ndarray[Any, Any]
 ) -> tuple[int, Figures | str]:
-    """Compile the delegates of one configuration: its number with its figures, or with the error in words.
+    """Compile the delegates of one configuration with Vela.
 
     Args:
-        arrays: flatbuffers in the usual forms and, with ``spec.search_alternatives``, as many graphs to choose forms
-            of.
+        index: index of the configuration.
+        arrays: flatbuffers with default alternatives; with ``spec.search_alternatives`` also the graphs for which
+            alternatives are chosen, one per delegate.
+
+    Returns:
+        The index, and the figures or an error message.
     """
     from arm_backend_core import events
     from arm_backend_core.alternatives.chooser import choose_deferred
     from arm_backend_core.errors import ArmBackendError
 
     data = [array.tobytes() for array in arrays]
-    usual, graphs = data[: len(units)], data[len(units) :]
+    defaults, graphs = data[: len(delegates)], data[len(delegates) :]
     try:
-        with contextlib.suppress(Exception), events.record():  # an export does without forms where they fail, too
+        with contextlib.suppress(Exception), events.record():  # as in an export, use the defaults if the search fails
             if graphs:
-                return index, _compiled(spec, units, (choose_deferred(graph, spec) for graph in graphs))
+                return index, _compile_all(spec, delegates, (choose_deferred(graph, spec) for graph in graphs))
         with events.record():
-            return index, _compiled(spec, units, usual)
+            return index, _compile_all(spec, delegates, defaults)
     except ArmBackendError as error:
         return index, str(error)
 
 
-def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Iterable[bytes]) -> Figures:
+def _compile_all(
+    spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate], flatbuffers: Iterable[bytes]
+) -> Figures:
     from arm_backend_core.alternatives.size_or_speed import compile_best
 
-    found = []
-    for unit, flatbuffer in zip(units, flatbuffers, strict=True):
+    figures = []
+    for lowered, flatbuffer in zip(delegates, flatbuffers, strict=True):
 
-        def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
-            return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
+        def locate(text: str, lowered: LoweredDelegate = lowered) -> tuple[str, str] | None:
+            return next((source for source in lowered.sources if source[0] in text.upper() and source[1]), None)
 
-        payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)
+        payload, _ = compile_best(spec, flatbuffer, delegate=lowered.name, locate=locate, results=lowered.result_bytes)
         assert payload.vela is not None
-        found.append(multiply_figures(payload.vela, unit.calls))
-    return sum_figures(found)
+        figures.append(multiply_figures(payload.vela, lowered.calls))
+    return sum_figures(figures)
 
 
 def sum_figures(delegates: Sequence[VelaFigures]) -> Figures:
-    """Delegates run one after the other: time and constants add up, working memory in the SRAM does not."""
+    """Sum up delegates that run in sequence: add time and constants; take the maximum of working memory in SRAM."""
     return Figures(
         cycles=sum(vela.total_cycles for vela in delegates),
         npu_cycles=sum(vela.npu_cycles for vela in delegates),

@@ -1,4 +1,4 @@
-"""Which configurations a sweep compiles for. Vela says which are possible; nothing here imports PyTorch."""
+"""Configurations of a sweep: all combinations that Vela supports. This module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Recipes that Vela gives figures for.
+#: Recipes with Vela estimates.
 RECIPES = tuple(name for name in SPECS if name.startswith("ETHOSU"))
 DEFAULT_RECIPES = tuple(name for name in RECIPES if name.endswith("_INT8"))
 ALL = "all"
-#: Arguments of ``sweep`` that name what varies, by the option of a recipe that each gives values of.
+#: Arguments of ``sweep`` that list values, by the recipe option that they vary.
 _ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """A recipe with all that Vela compiles for.
+    """A recipe with the Vela configuration to compile for.
 
     Attributes:
-        options: of the recipe.
+        recipe: name of the recipe.
+        spec: compile spec.
+        options: options of the recipe.
     """
 
     recipe: str
@@ -37,17 +39,17 @@ class Configuration:
 
     @property
     def precision(self) -> str:
-        """What the recipe quantizes to, for example ``INT8``."""
+        """Precision of the recipe, for example ``INT8``."""
         return self.recipe.rsplit("_", 1)[1]
 
     @property
     def macs(self) -> int:
-        """Multiplications in a cycle."""
+        """MACs per cycle."""
         assert self.spec.target.macs is not None
         return self.spec.target.macs
 
     def export_recipe(self) -> ExportRecipe:
-        """What ``export`` takes. A sweep counts what is on the CPU and warns of none of it."""
+        """Build the recipe for ``export``. A sweep counts operators on the CPU instead of warning about them."""
         from executorch.export import ExportRecipe
 
         from arm_recipes.recipe_types import ArmRecipeType
@@ -55,94 +57,102 @@ class Configuration:
         return ExportRecipe.get_recipe(ArmRecipeType[self.recipe], **self.options, require_runnable=False)
 
 
-def recipe_names(recipes: Any) -> tuple[str, ...]:
-    """Names of recipes that are given as members of ``ArmRecipeType`` or by name, in any case.
+def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
+    """Resolve recipes to unique names.
+
+    Args:
+        recipes: members of ``ArmRecipeType`` or names in any case; one or several.
 
     Raises:
-        ValueError: one is unknown, or not for an Ethos-U.
+        ValueError: a recipe is unknown or not for an Ethos-U.
     """
     names = []
-    for recipe in _listed("recipes", recipes):
+    for recipe in _to_unique_list("recipes", recipes):
         name = recipe_name(str(getattr(recipe, "name", recipe)))
         if name not in RECIPES:
-            raise ValueError(f"{name} has no estimates of cycles and memory (allowed: {', '.join(RECIPES)})")
+            raise ValueError(
+                f"{name}: cycles and memory are estimated for Ethos-U recipes only (allowed: {', '.join(RECIPES)})"
+            )
         names.append(name)
     return tuple(dict.fromkeys(names))
 
 
-def configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Configuration, ...]:
-    """Every possible combination.
+def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Configuration, ...]:
+    """List every valid combination of the options.
 
     Args:
-        recipes: as ``recipe_names`` takes them; None stands for those for int8.
-        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None stands for all that there are, of system
-            configurations for that of the recipe: they say what is around the NPU, and "all" stands for all.
-        fixed: the other options of the recipes.
+        recipes: as for ``resolve_recipe_names``; None: the int8 recipes.
+        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None: all values, except for system
+            configurations, where it is the recipe's default and "all" means all. A system configuration describes the
+            clock and the memories around the NPU.
+        fixed: other options of the recipes.
 
     Raises:
-        ValueError: a value is possible with none of the others; the message is that of the recipe.
+        ValueError: a value is valid in no combination; the message is the recipe's.
     """
     from arm_backend_core.targets import vela_config
     from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
 
-    given = {name: None if varied[name] is None else _listed(_ARGUMENTS[name], varied[name]) for name in _ARGUMENTS}
-    names = DEFAULT_RECIPES if recipes is None else recipe_names(recipes)
+    requested = {
+        name: None if varied[name] is None else _to_unique_list(_ARGUMENTS[name], varied[name]) for name in _ARGUMENTS
+    }
+    names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
         options.check(recipe, fixed)
-        for name, values in given.items():
+        for name, values in requested.items():
             for value in values or ():
                 options.check(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
-    systems = given["system_config"] or [None]  # that of the recipe
+    systems = requested["system_config"] or [None]  # the recipe's default
     if systems == [ALL]:
-        given["system_config"], systems = None, list(vela_config.sections(ini, vela_config.SYSTEM))
-    modes = given["memory_mode"] or vela_config.sections(ini, vela_config.MEMORY)
-    found: list[Configuration] = []
-    refused: list[tuple[tuple[Any, ...], ValueError]] = []
-    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # those of a family are the same for its recipes
+        requested["system_config"], systems = None, list(vela_config.sections(ini, vela_config.SYSTEM))
+    modes = requested["memory_mode"] or vela_config.sections(ini, vela_config.MEMORY)
+    configurations: list[Configuration] = []
+    rejected: list[tuple[tuple[Any, ...], ValueError]] = []
+    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share their specs
     for recipe in names:
         family = f"ethos-{recipe.split('_')[1].lower()}"
-        for combination in product(given["macs"] or vela_config.macs(family), systems, modes):
-            chosen = {**fixed, **dict(zip(_ARGUMENTS, combination, strict=True))}
+        for combination in product(requested["macs"] or vela_config.macs(family), systems, modes):
+            recipe_options = {**fixed, **dict(zip(_ARGUMENTS, combination, strict=True))}
             spec = specs.get((family, *combination))
             if spec is None:
-                spec = specs[family, *combination] = _spec(recipe, chosen)
+                spec = specs[family, *combination] = _make_spec(recipe, recipe_options)
             if isinstance(spec, ValueError):
-                refused.append(((recipe, *combination), spec))
+                rejected.append(((recipe, *combination), spec))
             else:
-                found.append(Configuration(recipe, spec, chosen))
-    named = [(argument, given[name] or ()) for name, argument in _ARGUMENTS.items()]
-    _check_all_used([("recipes", () if recipes is None else names), *named], found, refused)
-    return tuple(found)
+                configurations.append(Configuration(recipe, spec, recipe_options))
+    requested_values = [(argument, requested[name] or ()) for name, argument in _ARGUMENTS.items()]
+    _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
+    return tuple(configurations)
 
 
-def _spec(recipe: str, chosen: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
+def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPECS[recipe](options.check(recipe, chosen))  # type: ignore[return-value]
+        return SPECS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 
 
 def _check_all_used(
-    named: Iterable[tuple[str, Iterable[Any]]],
-    found: Sequence[Configuration],
-    refused: Sequence[tuple[tuple[Any, ...], ValueError]],
+    requested: Iterable[tuple[str, Iterable[Any]]],
+    configurations: Sequence[Configuration],
+    rejected: Sequence[tuple[tuple[Any, ...], ValueError]],
 ) -> None:
-    """Raise for the first value that was named and is in no configuration."""
-    used = {value for c in found for value in (c.recipe, c.macs, c.spec.system_config, c.spec.memory_mode)}
-    for argument, values in named:
+    """Raise for the first requested value that no configuration uses."""
+    used = {value for c in configurations for value in (c.recipe, c.macs, c.spec.system_config, c.spec.memory_mode)}
+    for argument, values in requested:
         for value in values:
             if value not in used:
-                # The reason that is about the value itself, where there is one: others are about its company.
-                errors = [error for combination, error in refused if value in combination]
-                about = [error for error in errors if repr(value) in str(error).split(":")[0]]
-                raise ValueError(f"{argument}: {value!r} is possible in no configuration: {(about or errors)[0]}")
+                # Prefer an error about the value itself to one about the values that it was combined with.
+                errors = [error for combination, error in rejected if value in combination]
+                specific = [error for error in errors if repr(value) in str(error).split(":")[0]]
+                raise ValueError(f"{argument}: {value!r} is valid in no configuration: {(specific or errors)[0]}")
 
 
-def _listed(argument: str, values: Any) -> list[Any]:
+def _to_unique_list(argument: str, values: Any) -> list[Any]:
     if isinstance(values, (str, int)) or not isinstance(values, Iterable):
         values = [values]
-    found = list(dict.fromkeys(values))
-    if not found:
-        raise ValueError(f"{argument} is empty: name at least one, or leave it out for all")
-    return found
+    unique = list(dict.fromkeys(values))
+    if not unique:
+        raise ValueError(f"{argument} is empty: give at least one value, or omit it for all")
+    return unique

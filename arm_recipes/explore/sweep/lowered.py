@@ -1,4 +1,4 @@
-"""The part of a sweep that comes before configurations: one quantized program a precision, graphs for each NPU."""
+"""Quantization and lowering of a sweep: one quantized program per precision, one set of TOSA graphs per NPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes._internal.messages import ExportError
-from arm_recipes.explore.sweep.compile import Unit
+from arm_recipes.explore.sweep.compile import LoweredDelegate
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.samples.sample import Inputs
@@ -30,37 +30,40 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class Lowered:
-    """A program for one NPU, before Vela.
+class LoweredProgram:
+    """A program lowered for one NPU, before Vela.
 
     Attributes:
-        units: its delegates; ``flatbuffers``: their TOSA graphs in the usual forms; ``graphs``: without forms.
-        cpu_operators: how many operators no delegate takes.
+        delegates: delegates of the program.
+        flatbuffers: their TOSA graphs with default alternatives.
+        graphs: their graphs before alternatives are chosen.
+        cpu_operators: number of operators outside delegates.
     """
 
-    units: tuple[Unit, ...]
+    delegates: tuple[LoweredDelegate, ...]
     flatbuffers: tuple[Array, ...]
     graphs: tuple[Array, ...]
     cpu_operators: int
 
     def arrays(self, spec: EthosUCompileSpec) -> tuple[Array, ...]:
-        """What ``compile_units`` takes for a configuration."""
+        """Return the arrays that ``compile_delegates`` takes for a configuration."""
         return (*self.flatbuffers, *self.graphs) if spec.search_alternatives else self.flatbuffers
 
 
-class Precision:
+class QuantizedProgram:
     """A program quantized to one precision.
 
     Args:
-        program: the model, captured.
-        recipe: any of this precision: its quantizer is the same for every NPU.
+        program: captured model.
+        samples: calibration samples.
+        recipe: any recipe of this precision; its quantizer is the same for every NPU.
 
     Attributes:
-        program: quantized.
+        program: quantized program.
 
     Raises:
-        ExportError, ArmBackendError: it cannot be quantized.
-        ValueError: the samples or the calibration data are not what the model takes.
+        ExportError, ArmBackendError: the program cannot be quantized.
+        ValueError: the samples or the calibration data do not fit the model.
     """
 
     def __init__(self, program: ExportedProgram, samples: Sequence[Inputs], recipe: ExportRecipe) -> None:
@@ -75,40 +78,42 @@ class Precision:
         )
         programs, simplified = pipeline.quantized()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
-        self._lowered: dict[Target, Lowered | str] = {}
+        self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}
 
-    def lowered(self, target: Target) -> Lowered | str:
-        """The program for an NPU, or why there is none."""
+    def lower(self, target: Target) -> LoweredProgram | str:
+        """Lower the program for an NPU, or return the reason why this fails."""
         if target not in self._lowered:
-            below = lowered(self._simplified, target)
-            if isinstance(below, Lowered):
-                flatbuffers = self._shared((unit.digest for unit in below.units), below.flatbuffers)
-                graphs = self._shared((unit.unchosen for unit in below.units), below.graphs)
-                below = replace(below, flatbuffers=flatbuffers, graphs=graphs)
-            self._lowered[target] = below
+            lowered = lower_program(self._simplified, target)
+            if isinstance(lowered, LoweredProgram):
+                flatbuffers = self._deduplicate((unit.digest for unit in lowered.delegates), lowered.flatbuffers)
+                graphs = self._deduplicate((unit.graph_digest for unit in lowered.delegates), lowered.graphs)
+                lowered = replace(lowered, flatbuffers=flatbuffers, graphs=graphs)
+            self._lowered[target] = lowered
         return self._lowered[target]
 
-    def _shared(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Those that were there before, where these are equal."""
+    def _deduplicate(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Replace arrays by equal ones that are held already."""
         return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
-def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> Lowered | str:
-    """A quantized program, as lowering takes it, for an NPU; or why there is none.
+def lower_program(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> LoweredProgram | str:
+    """Lower a quantized program for an NPU, or return the reason why this fails.
 
     Args:
-        loops: those of the recipe; by default as recipes have them.
+        program: quantized and simplified for lowering.
+        target: NPU to lower for.
+        loops: loop rolling of the recipe; by default as in recipes.
     """
     spec = DeferredTuningSpec(target)
     try:
         with events.record() as log:
             delegate((loops or LoopRolling()).roll_loops(program, spec), spec)
-        if len(spec.graphs) != len(log.delegates):  # a chunk of steps that is no delegate
-            return lowered(program, target, LoopRolling(None))
+        if len(spec.graphs) != len(log.delegates):  # a chunk of recurrent steps did not become a delegate
+            return lower_program(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)
-    except Exception as error:  # a row tells it, and the others go on
+    except Exception as error:  # report it in the row and continue with the others
         return f"{type(error).__name__}: {error}"
     if not log.delegates:
         reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
@@ -117,15 +122,15 @@ def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None 
         tuple(np.frombuffer(data, np.uint8) for data in each)
         for each in ([record.tosa for record in log.delegates], spec.graphs)
     )
-    units = map(unit_of, log.delegates, spec.graphs)
-    return Lowered(tuple(units), flatbuffers, graphs, len(log.rejected))
+    units = map(describe_delegate, log.delegates, spec.graphs)
+    return LoweredProgram(tuple(units), flatbuffers, graphs, len(log.rejected))
 
 
-def unit_of(record: events.Delegate, graph: bytes = b"") -> Unit:
-    """What a worker is told of a delegate, and of the graph to choose forms of, if it gets one."""
-    return Unit(
+def describe_delegate(record: events.Delegate, graph: bytes = b"") -> LoweredDelegate:
+    """Describe a delegate to a worker; ``graph`` is the graph to choose alternatives for."""
+    return LoweredDelegate(
         name=record.name,
-        unchosen=hashlib.sha256(graph).hexdigest(),
+        graph_digest=hashlib.sha256(graph).hexdigest(),
         digest=hashlib.sha256(record.tosa).hexdigest(),
         result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
         sources=tuple(

@@ -1,4 +1,4 @@
-"""What ``sweep`` returns: a row for each configuration, as data, as text, as a frame and as a picture."""
+"""Result of ``sweep``: a row per configuration, as data, text, data frame and chart."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.explore.sweep.chart import plot_rows
-from arm_recipes.explore.sweep.rows import Row, value
+from arm_recipes.explore.sweep.rows import Row, column_value
 
-#: What a front is of where nothing else is said: less is better, of the accuracy more.
+#: Default criteria of the Pareto front: less is better, except for accuracy.
 CRITERIA = ("milliseconds", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
 _COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "SRAM", "DRAM", "flash")
 _MORE_IS_BETTER = frozenset({"accuracy"})
@@ -22,8 +22,8 @@ class Sweep(Renderable):
 
     Attributes:
         rows: in the order of recipes, MACs, system configurations and memory modes.
-        metric: what ``accuracy`` is.
-        notes: what else the user should know, one sentence each.
+        metric: name of the accuracy metric.
+        notes: notes for the user, one sentence each.
     """
 
     rows: tuple[Row, ...]
@@ -31,67 +31,71 @@ class Sweep(Renderable):
     notes: tuple[str, ...] = ()
 
     def frame(self) -> Any:
-        """A ``pandas.DataFrame`` with a line for each row; a list of dicts where there is no pandas."""
-        lines = [row.to_dict() for row in self.rows]
+        """Return a ``pandas.DataFrame``; a list of dicts without pandas."""
+        rows = [row.to_dict() for row in self.rows]
         try:
             import pandas
         except ImportError:
-            return lines
-        return pandas.DataFrame(lines)
+            return rows
+        return pandas.DataFrame(rows)
 
     def pareto(self, *criteria: str) -> tuple[Row, ...]:
-        """Rows that no other is better than in one of the columns and as good in the rest; failed ones are left out.
+        """Return the Pareto-optimal rows: those that no other row dominates. Failed configurations are excluded.
 
         Args:
-            criteria: columns; by default ``CRITERIA``: time, memories, accuracy and operators left on the CPU. Of the
-                accuracy more is better, of all others less.
+            criteria: columns; by default ``CRITERIA``: time, memories, accuracy and operators on the CPU. More is
+                better for accuracy, less for all others.
 
         Raises:
-            ValueError: there is no such column with numbers.
+            ValueError: there is no such numeric column.
         """
-        costs = [(row, _costs(row, criteria or CRITERIA)) for row in self.rows if row.figures is not None]
+        costs = [(row, _cost_vector(row, criteria or CRITERIA)) for row in self.rows if row.figures is not None]
         return tuple(row for row, cost in costs if not any(_dominates(other, cost) for _, other in costs))
 
     def plot(self, x: str = "milliseconds", y: Sequence[str] = ("sram_bytes", "flash_bytes", "accuracy")) -> Any:
-        """A Plotly figure: a point for each row by ``x`` and each of ``y``, and the Pareto front of each pair.
+        """Plot the rows by ``x`` and each of ``y``, with the Pareto front of each pair.
 
-        ``show()`` shows it, ``write_html("sweep.html")`` writes it into a file that needs nothing else.
+        ``show()`` displays the Plotly figure; ``write_html("sweep.html")`` writes it to a self-contained file.
+
+        Args:
+            x: column of the horizontal axis.
+            y: columns of the vertical axes, one subplot each.
 
         Raises:
-            ValueError: there is no such column with numbers, or no row has figures.
+            ValueError: there is no such numeric column, or no row has figures.
             ImportError: Plotly is not installed.
         """
         rows = [row for row in self.rows if row.figures is not None]
         return plot_rows(rows, self.metric, self.pareto, x, y)
 
     def to_dict(self) -> dict[str, Any]:
-        """Rows and notes as dicts, lists, str and numbers, ready for JSON."""
+        """Return rows and notes as dicts, lists, str and numbers, ready for JSON."""
         rows = [to_jsonable(row.to_dict()) for row in self.rows]
         return {"metric": self.metric, "rows": rows, "notes": list(self.notes)}
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
-        done = [row for row in self.rows if row.figures is not None]
+        """Yield headings with their rows, for text and HTML."""
+        compiled = [row for row in self.rows if row.figures is not None]
         front = set(self.pareto())
         head = (*_COLUMNS, self.metric, "on CPU")
-        if done:
-            rows = [_cells(row, "*" if row in front else "") for row in done]
-            yield f"{len(done)} configurations; none is better in all than one with *", [head, *rows]
+        if compiled:
+            rows = [_row_cells(row, "*" if row in front else "") for row in compiled]
+            yield f"{len(compiled)} configurations (* Pareto-optimal)", [head, *rows]
         failed = [row for row in self.rows if row.figures is None]
         if failed:
-            yield f"{len(failed)} failed", [_failure(row) for row in failed]
+            yield f"{len(failed)} failed", [_failure_cells(row) for row in failed]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
 
 
-def _costs(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
-    """The less the better; an accuracy that was not measured is the worst."""
+def _cost_vector(row: Row, criteria: Sequence[str]) -> tuple[float, ...]:
+    """Return the criteria as costs, less is better; an accuracy that was not measured costs infinity."""
     costs = []
     for column in criteria:
-        found = value(row, column)
+        cost = column_value(row, column)
         if column in _MORE_IS_BETTER:
-            found = float("inf") if found is None else -found
-        costs.append(float(found))
+            cost = float("inf") if cost is None else -cost
+        costs.append(float(cost))
     return tuple(costs)
 
 
@@ -99,7 +103,7 @@ def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return one != other and all(a <= b for a, b in zip(one, other, strict=True))
 
 
-def _cells(row: Row, mark: str) -> tuple[str, ...]:
+def _row_cells(row: Row, mark: str) -> tuple[str, ...]:
     figures = row.figures
     assert figures is not None
     return (
@@ -110,7 +114,7 @@ def _cells(row: Row, mark: str) -> tuple[str, ...]:
         row.memory_mode,
         f"{figures.cycles:,}",
         f"{figures.milliseconds:.3f}",
-        format_bytes(figures.sram_bytes) + (" (too much)" if figures.sram_exceeded else ""),
+        format_bytes(figures.sram_bytes) + (" (exceeds limit)" if figures.sram_exceeded else ""),
         format_bytes(figures.dram_bytes),
         format_bytes(figures.flash_bytes),
         "" if row.accuracy is None else f"{row.accuracy:.4g}",
@@ -118,5 +122,5 @@ def _cells(row: Row, mark: str) -> tuple[str, ...]:
     )
 
 
-def _failure(row: Row) -> tuple[str, ...]:
+def _failure_cells(row: Row) -> tuple[str, ...]:
     return row.recipe, row.target, row.system_config, row.memory_mode, (row.error or "").partition("\n")[0]

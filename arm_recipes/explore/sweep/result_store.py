@@ -1,4 +1,4 @@
-"""The folder of a sweep: what is finished, by content, so that a sweep that was ended goes on where it was."""
+"""Result store: a content-addressed folder of finished results, from which an interrupted sweep resumes."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ class ResultStore:
     """Figures of configurations and outputs of programs, one file for each.
 
     Args:
-        cache_dir: made if it is not there; None keeps nothing.
+        cache_dir: folder, created if missing; None disables the store.
 
     Raises:
-        ValueError: nothing can be written there.
+        ValueError: the folder is not writable.
     """
 
     def __init__(self, cache_dir: str | Path | None) -> None:
         self._folder = None if cache_dir is None else made_folder(cache_dir, "cache_dir")
 
-    def record(self, key: str) -> dict[str, Any] | None:
-        """What was kept under a key; None if there is nothing, or a file that is not of this form."""
+    def load_record(self, key: str) -> dict[str, Any] | None:
+        """Load the record of a key; None if it is missing or invalid."""
         if self._folder is None:
             return None
         try:
-            found = json.loads((self._folder / f"{key}.json").read_text())
+            record = json.loads((self._folder / f"{key}.json").read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return record if isinstance(record, dict) else None
 
-    def keep_record(self, key: str, content: Mapping[str, Any]) -> None:
-        """Write what ``record`` gives."""
+    def save_record(self, key: str, content: Mapping[str, Any]) -> None:
+        """Write a record for ``load_record``."""
         if self._folder is not None:
             write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
 
-    def figures(self, key: str) -> Figures | None:
-        """What was kept for a configuration; None if there is nothing, or a file that is not of this form."""
+    def load_figures(self, key: str) -> Figures | None:
+        """Load the figures of a configuration; None if they are missing or invalid."""
         try:
-            return Figures(**(self.record(key) or {})["figures"])
+            return Figures(**(self.load_record(key) or {})["figures"])
         except (TypeError, KeyError):
             return None
 
-    def keep(self, key: str, configuration: Configuration, figures: Figures) -> None:
-        """Write the figures; the configuration beside them is for people."""
+    def save_figures(self, key: str, configuration: Configuration, figures: Figures) -> None:
+        """Write the figures; the configuration beside them is informative only."""
         spec = configuration.spec
         content = {
             "recipe": configuration.recipe,
@@ -62,22 +62,22 @@ class ResultStore:
             "memory_mode": spec.memory_mode,
             "figures": asdict(figures),
         }
-        self.keep_record(key, content)
+        self.save_record(key, content)
 
-    def outputs(self, key: str) -> list[list[Any]] | None:
-        """What a program gave, the tensors of each sample; None if nothing usable was kept."""
+    def load_outputs(self, key: str) -> list[list[Any]] | None:
+        """Load a program's outputs: the tensors of each sample; None if they are missing or invalid."""
         import torch
 
         if self._folder is None or not (self._folder / f"{key}{_OUTPUTS}").is_file():
             return None
         try:
-            found: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
-        except Exception:  # torch raises what the damage happens to lead to; what is damaged is made again
+            outputs: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
+        except Exception:  # torch raises any exception on a damaged file, which is computed again
             return None
-        return found
+        return outputs
 
-    def keep_outputs(self, key: str, outputs: list[list[Any]]) -> None:
-        """Write what a program gave."""
+    def save_outputs(self, key: str, outputs: list[list[Any]]) -> None:
+        """Write a program's outputs."""
         import io
 
         import torch

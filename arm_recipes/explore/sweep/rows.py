@@ -1,4 +1,4 @@
-"""Rows of a sweep: one configuration each, with its figures."""
+"""Rows of a sweep: one configuration each, with Vela's estimates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Figures:
     """Vela's estimates for one inference on one configuration, all delegates together.
 
     Attributes:
-        cycles: with waits for memory; ``npu_cycles``: of the NPU alone.
-        milliseconds: at the clock of the system configuration.
-        sram_bytes, dram_bytes, flash_bytes: peak use. Where everything is in SRAM, Vela counts the constants as flash.
-            Of several delegates the largest for SRAM, which they use one after the other; the sum for the others.
-        sram_exceeded: more SRAM is needed than the memory mode grants.
-        fast_scratch_bytes: of the SRAM, what the firmware gives beside the scratch.
-        weight_bytes: weights as encoded.
+        cycles: cycles including memory stalls; ``npu_cycles``: cycles of the NPU alone.
+        milliseconds: time at the clock of the system configuration.
+        sram_bytes, dram_bytes, flash_bytes: peak use. If everything is in SRAM, Vela counts the constants as flash.
+            For several delegates: the maximum for SRAM, which they use in sequence; the sum for the others.
+        sram_exceeded: whether the program needs more SRAM than the memory mode allows.
+        fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
+        weight_bytes: size of the encoded weights.
     """
 
     cycles: int
@@ -36,11 +36,14 @@ class Row:
     """One configuration.
 
     Attributes:
-        recipe: its name, for example ``ETHOSU_U85_INT8``.
-        target: the NPU, for example ``ethos-u85-256``, with ``macs`` multiplications in a cycle.
-        figures: None where ``error`` says why there are none.
-        cpu_operators: that no delegate takes: their time is in none of the figures.
-        accuracy: by the metric; None where the program could not be run.
+        recipe: name of the recipe, for example ``ETHOSU_U85_INT8``.
+        target: NPU, for example ``ethos-u85-256``.
+        macs: MACs per cycle of the NPU.
+        system_config, memory_mode: Vela's system configuration and memory mode.
+        figures: estimates; None if compilation failed, see ``error``.
+        cpu_operators: number of operators outside delegates; the figures do not include their time.
+        accuracy: accuracy by the sweep's metric; None if the program could not be run.
+        error: error message of a failed configuration.
     """
 
     recipe: str
@@ -54,23 +57,23 @@ class Row:
     error: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The row with its figures beside the other columns; None for those that it has not."""
-        empty = dict.fromkeys(field.name for field in fields(Figures))
-        figures = empty if self.figures is None else asdict(self.figures)
-        names = ("recipe", "target", "macs", "system_config", "memory_mode")
-        rest = ("cpu_operators", "accuracy", "error")
-        return {n: getattr(self, n) for n in names} | figures | {n: getattr(self, n) for n in rest}
+        """Flatten the row and its figures to one dict; missing figures are None."""
+        no_figures = dict.fromkeys(field.name for field in fields(Figures))
+        figures = no_figures if self.figures is None else asdict(self.figures)
+        leading = ("recipe", "target", "macs", "system_config", "memory_mode")
+        trailing = ("cpu_operators", "accuracy", "error")
+        return {n: getattr(self, n) for n in leading} | figures | {n: getattr(self, n) for n in trailing}
 
 
-def value(row: Row, column: str) -> Any:
-    """A number of a row that has figures; None for an accuracy that was not measured.
+def column_value(row: Row, column: str) -> Any:
+    """Return a number of a row with figures; None for an accuracy that was not measured.
 
     Raises:
-        ValueError: there is no such column with numbers.
+        ValueError: there is no such numeric column.
     """
     numbers = [name for name, cell in row.to_dict().items() if name == "accuracy" or _is_number(cell)]
     if column not in numbers:
-        raise ValueError(f"there is no column '{column}' with numbers; there are: {', '.join(numbers)}")
+        raise ValueError(f"there is no numeric column '{column}'; there are: {', '.join(numbers)}")
     return row.to_dict()[column]
 
 

@@ -1,4 +1,4 @@
-"""``sweep``: from a model to the figures of every configuration, in one call."""
+"""``sweep``: compile one model for many Ethos-U configurations and collect Vela's estimates."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from arm_recipes._internal.messages import ExportError, progress_bar, quiet, war
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
-from arm_recipes.explore.sweep.compile import compile_units, key
-from arm_recipes.explore.sweep.configurations import Configuration, configurations
-from arm_recipes.explore.sweep.lowered import METHOD, Lowered, Precision
+from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
+from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
+from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
@@ -25,8 +25,8 @@ from arm_recipes.samples.inputs import check_order
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
 
-#: Equal where programs give equal numbers: the precision, and the TOSA graphs.
-_Behaviour = tuple[str, tuple[str, ...]]
+#: Precision and TOSA graph digests: programs with equal keys have bit-equal results.
+_ProgramKey = tuple[str, tuple[str, ...]]
 
 
 @reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
@@ -48,26 +48,26 @@ def sweep(
     config_ini: str | Path | None = None,
     progress: bool = True,
 ) -> Sweep:
-    """Compile a model for many configurations of Ethos-U NPUs, to choose one.
+    """Compile a model for many Ethos-U configurations, to compare them.
 
-    The model is captured once, quantized once for each precision and lowered once for each NPU. Forms are chosen for
-    each configuration, and Vela compiles them, in parallel, by joblib: in a process for each core, or as
-    ``joblib.parallel_config`` says, on a cluster for example. The machines there need this package and Vela.
+    The model is captured once, quantized once per precision and lowered once per NPU. For each configuration,
+    alternatives are chosen and Vela compiles the result. joblib runs the configurations in parallel: one process per
+    core, or as ``joblib.parallel_config`` says, for example on a cluster, whose machines need this package and Vela.
 
     Args:
-        model: as ``export`` takes it; one method.
-        samples: as of ``export``; all have one shape. They calibrate, unless there is
-            ``calibration_samples``, and measure the accuracy. A sample may have more than the model takes, such as
-            labels,
-            behind the inputs: the metric gets it whole.
-        macs: numbers of MACs to combine; by default all that Vela has for the NPU.
-        memory_modes: memory modes to combine; by default all that Vela has. Impossible combinations are left out.
-        system_configs: what is around the NPU: clock, memories and their speed; by default that of each recipe, "all"
-            for all in the ``.ini``.
-        metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
-            that is the signal to noise of the outputs against the model in floating point, in dB.
-        cache_dir: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
-            was ended goes on with the others, and a new one makes only what has changed. Failed ones are tried again.
+        model: as for ``export``; one method.
+        recipes: Ethos-U recipes, as members of ``ArmRecipeType`` or names; None: the int8 recipes.
+        samples: as for ``export``; all of one shape. They measure the accuracy, and calibrate unless
+            ``calibration_samples`` is given. A sample may have extra elements after the inputs, such as labels; the
+            metric receives the whole sample.
+        macs: MACs per cycle to combine; by default all that Vela supports for the NPU.
+        system_configs: system configurations to combine: clock, memories and their bandwidth. By default that of each
+            recipe; "all": all of the ``.ini``.
+        memory_modes: memory modes to combine; by default all of Vela's. Invalid combinations are skipped.
+        metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
+            the accuracy is the SQNR of the outputs against the floating-point model, in dB.
+        cache_dir: folder of finished configurations, addressed by graphs, Vela's options and version. An interrupted
+            sweep resumes from there, and a new one compiles only what changed. Failed configurations are tried again.
         calibration_samples: option of the recipes.
         per_channel: option of the recipes.
         search_alternatives: option of the recipes.
@@ -77,11 +77,11 @@ def sweep(
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
-        a row for each configuration. One that failed has its error in place of figures.
+        A row per configuration; a failed one has an error in place of figures.
 
     Raises:
-        ValueError: an argument cannot be used; a value of ``macs``, ``system_configs`` or ``memory_modes`` is possible
-            with none of the others.
+        ValueError: an argument is invalid; or a value of ``macs``, ``system_configs`` or ``memory_modes`` is valid in
+            no combination.
         ExportError: the model cannot be captured.
     """
     fixed = {
@@ -96,30 +96,32 @@ def sweep(
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     check_order("sweep", "recipes", recipes, samples)
-    chosen = configurations(recipes, varied, fixed)
-    kept = ResultStore(cache_dir)
-    bar = _Bar(progress)
+    requested = list_configurations(recipes, varied, fixed)
+    store = ResultStore(cache_dir)
+    progress_bars = _ProgressBars(progress)
     with quiet():
-        program, given, examples, notes = captured(model, samples, "sweep")
-        lowered, precisions = _lowered(program, examples, chosen)
-        rate = AccuracyMeasurement(program, examples, given, metric, kept, bar.samples)
-        accuracies, unknown = _accuracies(rate, chosen, lowered, precisions)
-        figures = _compiled(chosen, lowered, kept, bar)
-    rows = [_row(c, lowered[index], figures.get(index), accuracies) for index, c in enumerate(chosen)]
-    return Sweep(tuple(rows), rate.name, (*notes, *unknown))
+        program, originals, examples, notes = capture_model(model, samples, "sweep")
+        lowered, precisions = _lower_all(program, examples, requested)
+        measure = AccuracyMeasurement(program, examples, originals, metric, store, progress_bars.track_samples)
+        accuracies, accuracy_notes = _measure_accuracies(measure, requested, lowered, precisions)
+        figures = _compile_all(requested, lowered, store, progress_bars)
+    rows = [_make_row(c, lowered[index], figures.get(index), accuracies) for index, c in enumerate(requested)]
+    return Sweep(tuple(rows), measure.name, (*notes, *accuracy_notes))
 
 
-def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
-    """The model as a program, the samples as they were given and as it takes them, and notes."""
+def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
+    """Capture a model; return the program, the samples as passed, the samples as the model takes them, and notes."""
     models = inputs.models_by_method(model)
     if len(models) != 1:
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
     inputs.check_static(models, None)
     samples = inputs.with_loaders(samples)
-    given = None if samples is None else inputs.sample_list(METHOD, samples)
-    cut = None if given is None else [inputs.without_labels(models[METHOD], sample) for sample in given]
-    examples = inputs.examples_by_method(cut, models)[METHOD]
+    originals = None if samples is None else inputs.sample_list(METHOD, samples)
+    without_labels = (
+        None if originals is None else [inputs.without_labels(models[METHOD], sample) for sample in originals]
+    )
+    examples = inputs.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
     notes = inputs.batch_notes({METHOD: samples}, models, {METHOD: examples})
     with inputs.evaluation_mode(models) as training:
@@ -127,81 +129,87 @@ def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, li
             notes.append("the model is in training mode; it is compiled in evaluation mode")
         for note in notes:
             warn(note)
-        only = models[METHOD]
-        program = only if isinstance(only, ExportedProgram) else capture(METHOD, only, examples[0], None)
-        if program is only:
+        module = models[METHOD]
+        program = module if isinstance(module, ExportedProgram) else capture(METHOD, module, examples[0], None)
+        if program is module:
             capture.inspect(METHOD, program, given=True)
-    return program, list(examples) if given is None else given, examples, [*notes, *capture.notes]
+    return program, list(examples) if originals is None else originals, examples, [*notes, *capture.notes]
 
 
-def _lowered(
-    program: ExportedProgram, samples: Sequence[Inputs], chosen: Sequence[Configuration]
-) -> tuple[list[Lowered | str], dict[str, Precision]]:
-    """For each configuration what Vela is given, or why there is nothing; the quantized programs by precision."""
-    precisions: dict[str, Precision | str] = {}
-    found: list[Lowered | str] = []
-    for configuration in chosen:
+def _lower_all(
+    program: ExportedProgram, samples: Sequence[Inputs], requested: Sequence[Configuration]
+) -> tuple[list[LoweredProgram | str], dict[str, QuantizedProgram]]:
+    """Lower the model for each configuration (or give the reason of failure); return also the quantized programs."""
+    precisions: dict[str, QuantizedProgram | str] = {}
+    lowered: list[LoweredProgram | str] = []
+    for configuration in requested:
         name = configuration.precision
         if name not in precisions:
             try:
-                precisions[name] = Precision(program, samples, configuration.export_recipe())
+                precisions[name] = QuantizedProgram(program, samples, configuration.export_recipe())
             except (ArmBackendError, ExportError) as error:
                 precisions[name] = str(error)
         precision = precisions[name]
-        found.append(precision if isinstance(precision, str) else precision.lowered(configuration.spec.target))
-    return found, {name: made for name, made in precisions.items() if isinstance(made, Precision)}
+        lowered.append(precision if isinstance(precision, str) else precision.lower(configuration.spec.target))
+    return lowered, {name: outcome for name, outcome in precisions.items() if isinstance(outcome, QuantizedProgram)}
 
 
-def _accuracies(
-    rate: AccuracyMeasurement,
-    chosen: Sequence[Configuration],
-    lowered: Sequence[Lowered | str],
-    precisions: dict[str, Precision],
-) -> tuple[dict[_Behaviour, float], list[str]]:
-    """The accuracy by precision and TOSA graphs, and a note for each that could not be measured."""
-    groups: dict[_Behaviour, list[Configuration]] = {}
-    for configuration, below in zip(chosen, lowered, strict=True):
-        if isinstance(below, Lowered):
-            groups.setdefault(_behaviour(configuration, below), []).append(configuration)
-    found, notes = {}, []
+def _measure_accuracies(
+    measure: AccuracyMeasurement,
+    requested: Sequence[Configuration],
+    lowered: Sequence[LoweredProgram | str],
+    precisions: dict[str, QuantizedProgram],
+) -> tuple[dict[_ProgramKey, float], list[str]]:
+    """Measure the accuracy by program key; return a note for each accuracy that could not be measured."""
+    groups: dict[_ProgramKey, list[Configuration]] = {}
+    for configuration, program in zip(requested, lowered, strict=True):
+        if isinstance(program, LoweredProgram):
+            groups.setdefault(_program_key(configuration, program), []).append(configuration)
+    accuracies, notes = {}, []
     for group, members in groups.items():
         try:
-            found[group] = rate(precisions[group[0]].program, members)
+            accuracies[group] = measure(precisions[group[0]].program, members)
         except (ArmBackendError, ExportError, RunError) as error:
-            which = f"{group[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in members))}"
-            notes.append(f"the accuracy of {which} was not measured: {error}")
-    return found, notes
+            group_name = f"{group[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in members))}"
+            notes.append(f"the accuracy of {group_name} was not measured: {error}")
+    return accuracies, notes
 
 
-def _behaviour(configuration: Configuration, lowered: Lowered) -> _Behaviour:
-    return configuration.precision, tuple(unit.digest for unit in lowered.units)
+def _program_key(configuration: Configuration, lowered: LoweredProgram) -> _ProgramKey:
+    return configuration.precision, tuple(unit.digest for unit in lowered.delegates)
 
 
-def _compiled(
-    chosen: Sequence[Configuration], lowered: Sequence[Lowered | str], kept: ResultStore, bar: _Bar
+def _compile_all(
+    requested: Sequence[Configuration],
+    lowered: Sequence[LoweredProgram | str],
+    store: ResultStore,
+    progress_bars: _ProgressBars,
 ) -> dict[int, Figures | str]:
-    """Figures, or errors, by the configuration's number: those that were kept, and Vela's for the others."""
-    found: dict[int, Figures | str] = {}
+    """Return figures or error by configuration index: from the store, else compiled by Vela."""
+    outcomes: dict[int, Figures | str] = {}
     keys: dict[int, str] = {}
     tasks = []
-    for index, (configuration, below) in enumerate(zip(chosen, lowered, strict=True)):
-        if isinstance(below, str):
+    for index, (configuration, program) in enumerate(zip(requested, lowered, strict=True)):
+        if isinstance(program, str):
             continue
-        keys[index] = key(configuration.spec, below.units)
-        figures = kept.figures(keys[index])
+        keys[index] = cache_key(configuration.spec, program.delegates)
+        figures = store.load_figures(keys[index])
         if figures is None:
-            tasks.append((index, configuration.spec, below.units, *below.arrays(configuration.spec)))
+            tasks.append((index, configuration.spec, program.delegates, *program.arrays(configuration.spec)))
         else:
-            found[index] = figures
-    for index, made in bar.configurations(in_parallel(compile_units, tasks), len(tasks)):
-        found[index] = made
-        if isinstance(made, Figures):
-            kept.keep(keys[index], chosen[index], made)
-    return found
+            outcomes[index] = figures
+    for index, outcome in progress_bars.track_configurations(in_parallel(compile_delegates, tasks), len(tasks)):
+        outcomes[index] = outcome
+        if isinstance(outcome, Figures):
+            store.save_figures(keys[index], requested[index], outcome)
+    return outcomes
 
 
-def _row(
-    configuration: Configuration, below: Lowered | str, made: Figures | str | None, accuracies: dict[_Behaviour, float]
+def _make_row(
+    configuration: Configuration,
+    program: LoweredProgram | str,
+    outcome: Figures | str | None,
+    accuracies: dict[_ProgramKey, float],
 ) -> Row:
     spec = configuration.spec
     return Row(
@@ -210,23 +218,23 @@ def _row(
         macs=configuration.macs,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        figures=made if isinstance(made, Figures) else None,
-        cpu_operators=below.cpu_operators if isinstance(below, Lowered) else None,
-        accuracy=accuracies.get(_behaviour(configuration, below)) if isinstance(below, Lowered) else None,
-        error=below if isinstance(below, str) else made if isinstance(made, str) else None,
+        figures=outcome if isinstance(outcome, Figures) else None,
+        cpu_operators=program.cpu_operators if isinstance(program, LoweredProgram) else None,
+        accuracy=accuracies.get(_program_key(configuration, program)) if isinstance(program, LoweredProgram) else None,
+        error=program if isinstance(program, str) else outcome if isinstance(outcome, str) else None,
     )
 
 
-class _Bar:
-    """Progress bars over what a sweep does; ``shown=False``, or no terminal, shows nothing."""
+class _ProgressBars:
+    """Progress bars of a sweep; nothing is shown with ``shown=False`` or without a terminal."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
 
-    def samples(self, samples: Iterable[Inputs]) -> Iterable[Inputs]:
-        """The samples that a program is run with."""
+    def track_samples(self, samples: Iterable[Inputs]) -> Iterable[Inputs]:
+        """Track the samples that a program runs."""
         return progress_bar(samples, "running", "sample", shown=self._shown)
 
-    def configurations(self, made: Iterator[Any], count: int) -> Iterable[Any]:
-        """What is compiled, as it comes."""
-        return progress_bar(made, "compiling", "configuration", shown=self._shown, count=count)
+    def track_configurations(self, results: Iterator[Any], count: int) -> Iterable[Any]:
+        """Track compiled configurations."""
+        return progress_bar(results, "compiling", "configuration", shown=self._shown, count=count)

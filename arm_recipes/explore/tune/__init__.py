@@ -1,1 +1,1 @@
-"""``tune``: the most exact program within a budget, found by measurement."""
+"""``tune``: measured mixed-precision search for the most accurate program within a budget."""

@@ -1,11 +1,11 @@
-"""A program that the search made, with its cost and its accuracy."""
+"""Candidate: a program that the search compiled, with its cost and accuracy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from arm_recipes.explore.tune.cost import Price
+from arm_recipes.explore.tune.cost import ProgramCost
 
 if TYPE_CHECKING:
     pass
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A program that was made.
+    """A program that was compiled.
 
     Attributes:
-        precisions: by module, as the option ``precisions`` of a recipe; a module's holds for all in it.
-        price: what it costs.
-        sqnr: against the model in floating point on the samples that judge, dB, of the quantized program in PyTorch.
-        accuracy: by the metric, on these samples; the SQNR where there is none.
-        search_accuracy: on the samples by which the search goes.
+        precisions: precision by module, as the option ``precisions`` of a recipe; it applies to all submodules.
+        price: estimated cost.
+        sqnr: SQNR in dB against the floating-point model on the test samples, of the quantized program in PyTorch.
+        accuracy: metric on the test samples; the SQNR without a metric.
+        search_accuracy: metric on the search samples.
     """
 
     precisions: dict[str, str]
-    price: Price
+    price: ProgramCost
     sqnr: float
     accuracy: float
     search_accuracy: float

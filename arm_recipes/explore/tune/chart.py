@@ -1,4 +1,4 @@
-"""The chart of a precision search, drawn by Plotly."""
+"""Plotly chart of a precision search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plot_candidates(
         from plotly.graph_objects import Figure
     except ImportError as error:
         raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    price = base.price.main
+    cost_kind = base.price.time_kind
     figure = Figure()
     groups = (
         ("programs", candidates, {"mode": "markers", "marker": {"color": "gray", "size": 8}}),
@@ -34,14 +34,14 @@ def plot_candidates(
             {
                 "type": "scatter",
                 "name": name,
-                "x": [candidate.price.of(price) for candidate in group],
+                "x": [candidate.price.value(cost_kind) for candidate in group],
                 "y": [candidate.accuracy for candidate in group],
                 "text": [_hover_text(candidate) for candidate in group],
                 "hoverinfo": "text" if "markers" in style["mode"] else "skip",
                 **style,
             }
         )
-    figure.update_xaxes(title_text=price)
+    figure.update_xaxes(title_text=cost_kind)
     figure.update_yaxes(title_text=metric)
     figure.update_layout(title_text=title)
     return figure

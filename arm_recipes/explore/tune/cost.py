@@ -1,4 +1,4 @@
-"""What a program costs: Vela's estimates for an Ethos-U, bytes of its TOSA graphs for other targets."""
+"""Cost of a program: Vela's estimates for an Ethos-U, bytes of its TOSA graphs for other targets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
     from arm_recipes.explore.sweep.rows import Figures
 
-#: What a budget can be of.
-PRICES = ("cycles", "sram", "flash", "traffic")
+#: Kinds of cost that a budget can limit.
+COST_KINDS = ("cycles", "sram", "flash", "traffic")
 
 
 @dataclass(frozen=True)
-class Price:
-    """Of one inference.
+class ProgramCost:
+    """Cost of one inference.
 
     Attributes:
-        cycles, sram: Vela's estimate of time, and bytes; None for targets that Vela does not know.
-        flash: bytes as Vela estimates them; for other targets those of the TOSA graphs' constants.
-        traffic: bytes that operators of the TOSA graph read and write; a time for targets without an estimate.
-        cpu_operators: that no delegate takes.
+        cycles, sram: Vela's estimates of cycles and SRAM bytes; None for targets other than Ethos-U.
+        flash: flash bytes, estimated by Vela; for other targets the bytes of the TOSA graphs' constants.
+        traffic: bytes that the operators of the TOSA graphs read and write; stands for time on other targets.
+        cpu_operators: number of operators outside delegates.
     """
 
     cycles: int | None
@@ -35,36 +35,38 @@ class Price:
     cpu_operators: int
 
     @property
-    def main(self) -> str:
-        """What stands for time."""
+    def time_kind(self) -> str:
+        """Kind of cost that stands for time: cycles, or traffic where cycles are unknown."""
         return "traffic" if self.cycles is None else "cycles"
 
     @property
-    def known(self) -> tuple[str, ...]:
-        """Prices that this target has."""
-        return tuple(name for name in PRICES if self.get(name) is not None)
+    def available(self) -> tuple[str, ...]:
+        """Kinds of cost that are known for this target."""
+        return tuple(name for name in COST_KINDS if self.get(name) is not None)
 
     def get(self, name: str) -> int | None:
-        """One of ``PRICES``; None where it is not known."""
-        found: int | None = getattr(self, name)
-        return found
+        """Return a cost of ``COST_KINDS``; None if unknown."""
+        amount: int | None = getattr(self, name)
+        return amount
 
-    def of(self, name: str) -> int:
-        """One of ``PRICES`` that is known."""
-        found = self.get(name)
-        assert found is not None, name
-        return found
+    def value(self, name: str) -> int:
+        """Return a known cost of ``COST_KINDS``."""
+        amount = self.get(name)
+        assert amount is not None, name
+        return amount
 
 
-def price(figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int) -> Price:
-    """What Vela says of a program, or else its TOSA graphs."""
+def estimate_cost(
+    figures: Figures | None, flatbuffers: Sequence[np.ndarray[Any, Any]], cpu_operators: int
+) -> ProgramCost:
+    """Estimate the cost of a program from Vela's figures, or from its TOSA graphs without them."""
     traffic = constants = 0
     for flatbuffer in flatbuffers:
         graph = read_graph(memoryview(flatbuffer.tobytes()))
-        made = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
+        computed = {name for op in graph.operators for name in op.outputs} | set(graph.inputs)
         for op in graph.operators:
             traffic += sum(graph.tensor_bytes.get(name, 0) for name in (*op.inputs, *op.outputs))
-        constants += sum(count for name, count in graph.tensor_bytes.items() if name not in made)
+        constants += sum(count for name, count in graph.tensor_bytes.items() if name not in computed)
     if figures is None:
-        return Price(None, None, constants, traffic, cpu_operators)
-    return Price(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)
+        return ProgramCost(None, None, constants, traffic, cpu_operators)
+    return ProgramCost(figures.cycles, figures.sram_bytes, figures.flash_bytes, traffic, cpu_operators)

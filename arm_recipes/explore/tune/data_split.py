@@ -1,4 +1,4 @@
-"""Which samples calibrate, which ones a search goes by, and which ones neither did: these tell what it found."""
+"""Data split of a precision search: calibration, search and test samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
-from arm_recipes.comparison.samples import samples_of
+from arm_recipes.comparison.samples import prepare_samples
 from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.tune.accuracy import Evaluator, Metric
 from arm_recipes.recipe.recipe import ArmRecipe
@@ -21,9 +21,9 @@ class DataSplit:
     """The parts of the samples.
 
     Attributes:
-        calibration: that ranges are found with.
-        search: programs are chosen by these.
-        test: what is told of programs is measured with these; ``search`` itself where there are too few.
+        calibration: samples that calibrate activation ranges.
+        search: evaluator that the search selects programs by.
+        test: evaluator of the reported accuracy; ``search`` itself if there are too few samples.
     """
 
     calibration: list[Inputs]
@@ -32,54 +32,66 @@ class DataSplit:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many samples each part has."""
+        """Number of samples of each part."""
         parts = {"calibrated": self.calibration, "chose": self.search.samples, "judged": self.test.samples}
         return {name: len(part) for name, part in parts.items()}
 
     @property
     def notes(self) -> list[str]:
-        """What the user should know of it."""
+        """Notes for the user."""
         if self.test is not self.search:
             return []
-        held = len(self.search.samples)
-        which = "the sample that did" if held == 1 else f"the {held} samples that did"
+        count = len(self.search.samples)
+        described = "the sample" if count == 1 else f"the {count} samples"
         return [
-            f"accuracy is that of {which} not calibrate, by which the program was chosen too: there are too few to "
-            "keep some apart. Give more samples, four at least, or others as test_samples="
+            f"accuracy is measured on {described} that the search selected by, as there are too few samples to hold "
+            "some out. Give at least four samples, or separate ones as test_samples="
         ]
 
 
-def divide(
+def split_samples(
     program: ExportedProgram,
     recipe: ArmRecipe,
     examples: Sequence[Inputs],
-    given: Sequence[Any],
-    held_out: Any,
+    originals: Sequence[Any],
+    test_samples: Any,
     metric: Metric | None,
 ) -> DataSplit:
-    """Every second sample calibrates, unless the recipe has samples for that; of the others every second judges.
+    """Split the samples: every second one calibrates; the others alternate between search and test.
+
+    If the recipe has calibration samples, none of ``examples`` calibrates. With ``test_samples``, all that do not
+    calibrate are search samples.
 
     Args:
-        program: the model, captured.
-        examples: the samples as the model takes them. ``given``: as the user gave them.
-        held_out: samples of the user's that judge; None for some of ``examples``.
+        program: captured model.
+        recipe: recipe to tune.
+        examples: samples as the model takes them.
+        originals: the same samples as the user passed them.
+        test_samples: separate test samples; None to take some of ``examples``.
+        metric: accuracy metric; None: SQNR.
 
     Raises:
-        ValueError: there are too few, or one is not what the model takes.
+        ValueError: there are too few samples, or one does not fit the model.
     """
     source = recipe.options.get("calibration_samples")
-    rest = slice(None) if source is not None else slice(1, None, 2)
-    if not examples[rest]:
+    evaluation = slice(None) if source is not None else slice(1, None, 2)
+    if not examples[evaluation]:
         raise ValueError(
-            "samples: there is one, which would calibrate and judge at once; give more, or samples of their own to "
+            "samples: there is one, which cannot both calibrate and test; give more, or give calibration samples to "
             "get_recipe(..., calibration_samples=...)"
         )
     calibration = list(examples[::2] if source is None else Calibration(source)())
-    others, as_given = examples[rest], given[rest]
-    if held_out is not None:
-        held = samples_of(Pattern.of_program(program), METHOD, held_out, None, metric, argument="held_out")
-        choosing = Evaluator(program, others, as_given, metric)
-        return DataSplit(calibration, choosing, Evaluator(program, held.samples, held.given, metric))
-    choosing = Evaluator(program, others[::2], as_given[::2], metric)
-    judging = Evaluator(program, others[1::2], as_given[1::2], metric) if len(others) > 1 else choosing
-    return DataSplit(calibration, choosing, judging)
+    evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
+    if test_samples is not None:
+        prepared = prepare_samples(
+            Pattern.of_program(program), METHOD, test_samples, None, metric, argument="test_samples"
+        )
+        search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
+        return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))
+    search = Evaluator(program, evaluation_samples[::2], evaluation_originals[::2], metric)
+    test = (
+        Evaluator(program, evaluation_samples[1::2], evaluation_originals[1::2], metric)
+        if len(evaluation_samples) > 1
+        else search
+    )
+    return DataSplit(calibration, search, test)

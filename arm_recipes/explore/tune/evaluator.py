@@ -1,4 +1,4 @@
-"""Tries plans: quantizes, measures the error, compiles. What was tried is kept in a folder, by content."""
+"""Evaluator of precision plans: quantize, measure accuracy, estimate cost; results go to a content-addressed store."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes._internal.parallel import in_parallel
-from arm_recipes.explore.sweep.compile import Unit, compile_units, key
-from arm_recipes.explore.sweep.lowered import Lowered, Precision
+from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
+from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import Figures
 from arm_recipes.explore.tune.accuracy import Evaluator, Rating
-from arm_recipes.explore.tune.cost import Price, price
-from arm_recipes.explore.tune.regions import PrecisionPlan, told
+from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
+from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -33,91 +33,93 @@ if TYPE_CHECKING:
     from arm_recipes.samples.sample import Inputs
 
 
-class Trial:
-    """Everything that plans of one model and recipe are tried with.
+class PlanEvaluator:
+    """Evaluates precision plans of one model and recipe.
 
     Args:
-        program: the model, captured.
-        recipe: whose precisions are replaced.
-        everywhere: the precision that it gives.
-        division: samples that calibrate, that choose and that judge.
-        kept: where ratings and figures are kept.
+        program: captured model.
+        recipe: recipe whose precisions are replaced.
+        default_precision: precision of the recipe itself.
+        split: calibration, search and test samples.
+        store: store of ratings and figures.
     """
 
     def __init__(
-        self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: DataSplit, kept: ResultStore
+        self, program: ExportedProgram, recipe: ArmRecipe, default_precision: str, split: DataSplit, store: ResultStore
     ) -> None:
-        self.program, self.recipe, self.everywhere, self.division = program, recipe, everywhere, division
-        self._kept = kept
-        self._content = _digest(program, recipe, division.calibration)
-        panels = (division.search, division.test)
-        self._by = {panel: _samples_digest(panel.samples) for panel in panels}
+        self.program, self.recipe, self.default_precision, self.split = program, recipe, default_precision, split
+        self._store = store
+        self._content = _content_digest(program, recipe, split.calibration)
+        evaluators = (split.search, split.test)
+        self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
-        self._prices: dict[str, Price | str] = {}
-        self._last: tuple[PrecisionPlan, Precision] | None = None
+        self._costs: dict[str, ProgramCost | str] = {}
+        self._last: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
-    def planned(self, plan: Mapping[str, str]) -> ArmRecipe:
-        """The recipe with a plan."""
-        return self.recipe.with_options(precisions=told(plan, self.everywhere))
+    def with_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
+        """Return the recipe with the precisions of a plan."""
+        return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
-    def rate(self, plan: PrecisionPlan) -> Rating:
-        """How right the quantized program is by the samples that choose.
+    def rate_on_search(self, plan: PrecisionPlan) -> Rating:
+        """Rate the plan's quantized program on the search samples.
 
         Raises:
-            ExportError, ArmBackendError: it cannot be quantized so.
+            ExportError, ArmBackendError: the program cannot be quantized with this plan.
         """
-        return self._rated(plan, self.division.search)
+        return self._rate(plan, self.split.search)
 
-    def judge(self, plan: PrecisionPlan) -> Rating:
-        """How right it is by the samples that judge; raises as ``rate``."""
-        return self._rated(plan, self.division.test)
+    def rate_on_test(self, plan: PrecisionPlan) -> Rating:
+        """Rate the plan's quantized program on the test samples; raises as ``rate_on_search``."""
+        return self._rate(plan, self.split.test)
 
-    def _rated(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
-        name = self._key(plan, self._by[panel])
-        if name not in self._ratings:
-            found = Rating.read(self._kept.record(name)) if panel.is_kept else None
-            if found is None:
-                found = panel.rate(self._quantized(plan).program)
-                self._kept.keep_record(name, vars(found))
-            self._ratings[name] = found
-        return self._ratings[name]
+    def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
+        key = self._key(plan, self._samples_digests[evaluator])
+        if key not in self._ratings:
+            rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
+            if rating is None:
+                rating = evaluator.rate(self._quantized(plan).program)
+                self._store.save_record(key, vars(rating))
+            self._ratings[key] = rating
+        return self._ratings[key]
 
-    def price(self, plans: Iterable[PrecisionPlan]) -> list[Price | str]:
-        """What each plan's program costs, or why there is none; Vela compiles several at once."""
-        given = list(plans)
-        names = [self._key(plan) for plan in given]
-        wanted = dict(zip(names, given, strict=True))
-        waiting: dict[str, Lowered] = {}
+    def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
+        """Estimate the cost of each plan, or give the reason of failure; Vela compiles several plans in parallel."""
+        requested = list(plans)
+        keys = [self._key(plan) for plan in requested]
+        plan_of_key = dict(zip(keys, requested, strict=True))
+        lowered_programs: dict[str, LoweredProgram] = {}
         tasks = []
-        for name in wanted:
-            if name in self._prices:
+        for key in plan_of_key:
+            if key in self._costs:
                 continue
-            with _quietly():
-                below = self._lowered(wanted[name])
-            if isinstance(below, str):
-                self._prices[name] = below
+            with _without_warnings():
+                lowered = self._lowered(plan_of_key[key])
+            if isinstance(lowered, str):
+                self._costs[key] = lowered
             elif self._spec is None:
-                self._prices[name] = price(None, below.flatbuffers, below.cpu_operators)
+                self._costs[key] = estimate_cost(None, lowered.flatbuffers, lowered.cpu_operators)
             else:
-                waiting[name] = below
-                kept = self._kept.figures(key(self._spec, below.units))
-                if kept is None:
-                    tasks.append((len(waiting) - 1, self._spec, below.units, *below.arrays(self._spec)))
+                lowered_programs[key] = lowered
+                figures = self._store.load_figures(cache_key(self._spec, lowered.delegates))
+                if figures is None:
+                    tasks.append(
+                        (len(lowered_programs) - 1, self._spec, lowered.delegates, *lowered.arrays(self._spec))
+                    )
                 else:
-                    self._prices[name] = price(kept, below.flatbuffers, below.cpu_operators)
-        order = list(waiting)
-        for index, made in _compiled(tasks):
-            below = waiting[order[index]]
-            if isinstance(made, Figures):
-                self._kept.keep_record(key(self._spec, below.units), {"figures": vars(made)})
-                self._prices[order[index]] = price(made, below.flatbuffers, below.cpu_operators)
+                    self._costs[key] = estimate_cost(figures, lowered.flatbuffers, lowered.cpu_operators)
+        order = list(lowered_programs)
+        for index, outcome in _iter_compiled(tasks):
+            lowered = lowered_programs[order[index]]
+            if isinstance(outcome, Figures):
+                self._store.save_record(cache_key(self._spec, lowered.delegates), {"figures": vars(outcome)})
+                self._costs[order[index]] = estimate_cost(outcome, lowered.flatbuffers, lowered.cpu_operators)
             else:
-                self._prices[order[index]] = made
-        return [self._prices[name] for name in names]
+                self._costs[order[index]] = outcome
+        return [self._costs[key] for key in keys]
 
     @property
     def _spec(self) -> Any:
-        """What Vela compiles for; None for other targets."""
+        """Compile spec for Vela; None for other targets."""
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
         spec = self._any_spec
@@ -130,20 +132,22 @@ class Trial:
         partitioners: Any = lowering.partitioners
         return partitioners[0].compile_spec
 
-    def _lowered(self, plan: PrecisionPlan) -> Lowered | str:
+    def _lowered(self, plan: PrecisionPlan) -> LoweredProgram | str:
         try:
-            return self._quantized(plan).lowered(self._any_spec.target)
+            return self._quantized(plan).lower(self._any_spec.target)
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
-    def _quantized(self, plan: PrecisionPlan) -> Precision:
-        """What is asked for twice in a row, to be compiled and to be run, is made once."""
+    def _quantized(self, plan: PrecisionPlan) -> QuantizedProgram:
+        """Quantize a plan; the last result is cached, as a plan is rated and compiled in turn."""
         if self._last is None or self._last[0] != plan:
-            with _quietly():
+            with _without_warnings():
                 recipe: ExportRecipe = self.recipe.with_options(
-                    precisions=told(plan, self.everywhere), calibration_samples=None, require_runnable=False
+                    precisions=minimal_settings(plan, self.default_precision),
+                    calibration_samples=None,
+                    require_runnable=False,
                 )
-                self._last = dict(plan), Precision(self.program, self.division.calibration, recipe)
+                self._last = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
         return self._last[1]
 
     def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
@@ -151,41 +155,43 @@ class Trial:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _compiled(tasks: Sequence[tuple[int, Any, Sequence[Unit], Any]]) -> Iterator[tuple[int, Figures | str]]:
-    """One by one in this process, as joblib's processes are dearer than a graph, or all in parallel."""
+def _iter_compiled(
+    tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]],
+) -> Iterator[tuple[int, Figures | str]]:
+    """Compile a single task in this process, as a worker costs more than a graph; several in parallel."""
     if len(tasks) > 1:
-        yield from in_parallel(compile_units, tasks)
+        yield from in_parallel(compile_delegates, tasks)
         return
     for task in tasks:
-        yield compile_units(*task)
+        yield compile_delegates(*task)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Warnings about programs that nobody gets are dropped."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress warnings about intermediate programs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """By what ratings are kept: the model, the recipe, the samples, and what makes programs of them."""
+def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
+    """Hash model, recipe, calibration samples and tool versions, as part of the keys of ratings."""
     digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
     for package in ("arm-recipes", "torch", "ethos-u-vela"):
         digest.update(version(package).encode())
     digest.update(str(program.graph).encode())
-    _add(digest, [*program.state_dict.values(), *program.constants.values()])
+    _update_digest(digest, [*program.state_dict.values(), *program.constants.values()])
     digest.update(_samples_digest(calibration).encode())
     return digest.hexdigest()
 
 
 def _samples_digest(samples: Sequence[Inputs]) -> str:
     digest = hashlib.sha256()
-    _add(digest, [(tuple(sample), sample.keywords) for sample in samples])
+    _update_digest(digest, [(tuple(sample), sample.keywords) for sample in samples])
     return digest.hexdigest()
 
 
-def _add(digest: Any, values: Any) -> None:
+def _update_digest(digest: Any, values: Any) -> None:
     for leaf in pytree.tree_leaves(values):
         digest.update(repr((leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf).encode())
         if isinstance(leaf, torch.Tensor):

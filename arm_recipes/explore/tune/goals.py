@@ -1,4 +1,4 @@
-"""What a search is to reach: prices that may not be exceeded, and accuracy that has to be there."""
+"""Goal of a precision search: cost limits and a minimum accuracy."""
 
 from __future__ import annotations
 
@@ -8,125 +8,129 @@ from dataclasses import dataclass
 from typing import Any
 
 from arm_recipes._internal.rendering import format_bytes
-from arm_recipes.explore.tune.cost import PRICES, Price
+from arm_recipes.explore.tune.cost import COST_KINDS, ProgramCost
 from arm_recipes.recipe import options
 
-#: What a program may cost, relative to the recipe's own, where nothing is said.
-_USUAL = 1.1
+#: Default cost limit, relative to the recipe's own program.
+_DEFAULT_FACTOR = 1.1
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a program may cost.
+    """An upper limit of one kind of cost.
 
     Attributes:
-        price: which, of ``PRICES``.
-        most: cycles or bytes.
+        kind: kind of cost, of ``COST_KINDS``.
+        most: limit in cycles or bytes.
     """
 
-    price: str
+    kind: str
     most: float
 
     def __str__(self) -> str:
-        most = f"{self.most:,.0f}" if self.price == "cycles" else format_bytes(int(self.most))
-        return f"{self.price} at most {most}"
+        most = f"{self.most:,.0f}" if self.kind == "cycles" else format_bytes(int(self.most))
+        return f"{self.kind} at most {most}"
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is looked for: the most exact program within the limits; with ``least``, the cheapest that is so exact.
+    """Goal: the most accurate program within the limits; with ``min_accuracy``, the cheapest that reaches it.
 
     Attributes:
-        limits: none where accuracy alone is asked for.
-        least: accuracy that is asked for, by the metric.
-        metric: its name.
+        limits: cost limits; empty if only accuracy is required.
+        min_accuracy: required value of the metric; None without requirement.
+        metric: name of the metric.
     """
 
     limits: tuple[Limit, ...]
-    least: float | None
+    min_accuracy: float | None
     metric: str
 
-    def affordable(self, price: Price) -> bool:
-        """Whether no limit is exceeded."""
-        return all(price.of(limit.price) <= limit.most for limit in self.limits)
+    def is_within_limits(self, price: ProgramCost) -> bool:
+        """Whether a cost exceeds no limit."""
+        return all(price.value(limit.kind) <= limit.most for limit in self.limits)
 
-    def exact(self, accuracy: float) -> bool:
-        """Whether the accuracy is what was asked for."""
-        return self.least is None or accuracy >= self.least
+    def is_accurate_enough(self, accuracy: float) -> bool:
+        """Whether an accuracy reaches the required one."""
+        return self.min_accuracy is None or accuracy >= self.min_accuracy
 
     def __str__(self) -> str:
-        wanted = [] if self.least is None else [f"{self.metric} at least {self.least:.4g}"]
+        wanted = [] if self.min_accuracy is None else [f"{self.metric} at least {self.min_accuracy:.4g}"]
         return ", ".join([*wanted, *map(str, self.limits)])
 
 
-def check(budget: Any, at_least: Any, within: Any) -> None:
-    """Find arguments that are no goal, before anything is compiled.
+def check_goal(budget: Any, min_metric: Any, max_drop: Any) -> None:
+    """Check the goal arguments of ``tune`` before anything is compiled.
 
     Raises:
-        ValueError: one is not what ``tune`` takes.
+        ValueError: an argument is invalid.
     """
     if budget is not None:
         if not isinstance(budget, Mapping) or not budget:
-            raise ValueError(f"budget: {budget!r} is no dict with limits, such as {{'cycles': 1.1}}")
+            raise ValueError(f"budget: {budget!r} is not a dict of limits such as {{'cycles': 1.1}}")
         for name, value in budget.items():
-            if name not in PRICES:
-                raise ValueError(f"budget: there is no price {name!r} (allowed: {', '.join(PRICES)})")
-            _most(name, value, None)
-    for argument, value in (("min_metric", at_least), ("max_drop", within)):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not number:
-            raise ValueError(f"{argument}: {value!r} is no number")
-    if at_least is not None and within is not None:
-        raise ValueError("min_metric and max_drop: give one of them")
+            if name not in COST_KINDS:
+                raise ValueError(f"budget: unknown kind of cost {name!r} (allowed: {', '.join(COST_KINDS)})")
+            _absolute_limit(name, value, None)
+    for argument, value in (("min_metric", min_metric), ("max_drop", max_drop)):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if value is not None and not is_number:
+            raise ValueError(f"{argument}: {value!r} is not a finite number")
+    if min_metric is not None and max_drop is not None:
+        raise ValueError("min_metric and max_drop: give only one of them")
 
 
-def goal(
+def make_goal(
     budget: Mapping[str, Any] | None,
-    at_least: float | None,
-    within: float | None,
+    min_metric: float | None,
+    max_drop: float | None,
     *,
-    base: Price,
-    floating: float | None,
+    base: ProgramCost,
+    float_metric: float | None,
     metric: str,
 ) -> Goal:
-    """The goal that checked arguments stand for.
+    """Make the goal from checked arguments.
 
     Args:
-        base: what the recipe's own program costs.
-        floating: the metric of the model in floating point.
+        budget, min_metric, max_drop: as for ``tune``.
+        base: cost of the recipe's own program.
+        float_metric: metric of the floating-point model; None for the SQNR.
+        metric: name of the metric.
 
     Raises:
-        ValueError: the target has no such price, or the metric has no value in floating point.
+        ValueError: the target has no such cost, or the metric has no value for the floating-point model.
     """
-    given = budget
-    if given is None:
-        given = {} if at_least is not None or within is not None else {base.main: _USUAL}
-    for name in given:
+    limits_by_kind = budget
+    if limits_by_kind is None:
+        limits_by_kind = {} if min_metric is not None or max_drop is not None else {base.time_kind: _DEFAULT_FACTOR}
+    for name in limits_by_kind:
         if base.get(name) is None:
             raise ValueError(
-                f"budget: {name!r} is estimated for Ethos-U alone; this target has: {', '.join(base.known)}"
+                f"budget: {name!r} is estimated for Ethos-U only; this target has: {', '.join(base.available)}"
             )
-    if within is not None:
-        if floating is None:
-            raise ValueError("max_drop: the SQNR of the model in floating point is infinite; give min_metric")
-        at_least = floating - within
-    limits = tuple(Limit(name, _most(name, value, base.of(name))) for name, value in given.items())
-    return Goal(limits, at_least, metric)
+    if max_drop is not None:
+        if float_metric is None:
+            raise ValueError("max_drop: the SQNR of the floating-point model is infinite; use min_metric")
+        min_metric = float_metric - max_drop
+    limits = tuple(
+        Limit(name, _absolute_limit(name, value, base.value(name))) for name, value in limits_by_kind.items()
+    )
+    return Goal(limits, min_metric, metric)
 
 
-def _most(name: str, value: Any, base: float | None) -> float:
-    """A real number is relative to the recipe's own program, an int or a text is absolute."""
+def _absolute_limit(name: str, value: Any, base: float | None) -> float:
+    """Resolve a limit: a float is a factor of the base cost; an int or a text is absolute."""
     if isinstance(value, float):
         if not value > 0:
             raise ValueError(f"budget: {name} must be positive, not {value!r}")
         return value * (base or 0)
     if name == "cycles":
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            raise ValueError(f"budget: cycles must be a number of them (int), or a factor such as 1.1; got {value!r}")
+            raise ValueError(f"budget: cycles must be an int, or a float factor such as 1.1; got {value!r}")
         return value
     try:
         return options.byte_count(value)
     except ValueError as error:
         raise ValueError(
-            f"budget: {name} must be bytes, a text such as '512KiB', or a factor; got {value!r}: {error}"
+            f"budget: {name} must be bytes (int), a text such as '512KiB', or a float factor; got {value!r}: {error}"
         ) from None

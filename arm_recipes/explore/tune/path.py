@@ -1,7 +1,7 @@
-"""Which precision to give which region, the more the price may be: the lower hull of error over price.
+"""Path of precision plans with increasing cost: the lower convex hull of noise over cost (Lagrangian relaxation).
 
-Errors of regions add up nearly, as they are small and not correlated, and so do prices. Then the best plans are those
-of one exchange rate for all regions: each has the precision whose error times the rate plus price is least.
+Noise powers of regions approximately add up, because they are small and uncorrelated; so do costs. The best plans then
+share one Lagrange multiplier: each region has the precision that minimizes multiplier * noise + cost.
 """
 
 from __future__ import annotations
@@ -18,88 +18,96 @@ class Choice:
     """A precision for a region.
 
     Attributes:
-        noise: that the output gets from the region.
-        price: beyond that of the precision that the recipe has.
+        precision: name of the precision.
+        noise: noise at the output that the region causes, relative to the signal.
+        extra_cost: cost relative to the recipe's own precision.
     """
 
     precision: str
     noise: float
-    price: float
+    extra_cost: float
 
 
 @dataclass(frozen=True)
 class Step:
-    """A region gets another precision: more exact, and dearer."""
+    """A change of one region to a more accurate and more expensive precision."""
 
     region: Region
     choice: Choice
-    gained: float
-    paid: float
+    noise_reduction: float
+    extra_cost: float
 
 
-def hull(choices: Sequence[Choice]) -> list[Choice]:
-    """Choices that are best at some exchange rate, from the cheapest to the most exact."""
-    kept: list[Choice] = []
-    for choice in sorted(choices, key=lambda c: (c.price, c.noise)):
-        if kept and choice.noise >= kept[-1].noise:
+def lower_hull(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the choices on the lower convex hull, from the cheapest to the most accurate."""
+    hull: list[Choice] = []
+    for choice in sorted(choices, key=lambda c: (c.extra_cost, c.noise)):
+        if hull and choice.noise >= hull[-1].noise:
             continue
-        while len(kept) > 1 and _rate(kept[-2], choice) >= _rate(kept[-2], kept[-1]):
-            kept.pop()
-        kept.append(choice)
-    return kept
+        while len(hull) > 1 and _exchange_rate(hull[-2], choice) >= _exchange_rate(hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(choice)
+    return hull
 
 
-def _rate(one: Choice, other: Choice) -> float:
-    """Error that is saved for what it costs."""
-    return (one.noise - other.noise) / max(other.price - one.price, 1e-9)
+def _exchange_rate(cheaper: Choice, dearer: Choice) -> float:
+    """Return the noise reduction per cost."""
+    return (cheaper.noise - dearer.noise) / max(dearer.extra_cost - cheaper.extra_cost, 1e-9)
 
 
-def steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choice], list[Step]]:
-    """The cheapest choice of each region, and steps from there: what gains most for its price comes first."""
-    hulls = {region: hull(found) for region, found in choices.items()}
-    found = [
-        (_rate(before, after), Step(region, after, before.noise - after.noise, after.price - before.price))
+def hull_steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choice], list[Step]]:
+    """Return the cheapest choice of each region, and the steps from there, largest noise reduction per cost first."""
+    hulls = {region: lower_hull(options) for region, options in choices.items()}
+    rated_steps = [
+        (
+            _exchange_rate(before, after),
+            Step(region, after, before.noise - after.noise, after.extra_cost - before.extra_cost),
+        )
         for region, line in hulls.items()
         for before, after in pairwise(line)
     ]
-    found.sort(key=lambda item: -item[0])  # stable: steps of one region stay in order, their rates fall
-    return {region: line[0] for region, line in hulls.items()}, [step for _, step in found]
+    rated_steps.sort(key=lambda item: -item[0])  # stable: steps of one region stay in order, as their rates decrease
+    return {region: line[0] for region, line in hulls.items()}, [step for _, step in rated_steps]
 
 
-def fitting(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
-    """Steps that cost no more than ``room`` together, those first that gain most for their price.
+def select_affordable(steps: Sequence[Step], budget: float, fraction: float = 1.0) -> list[Step]:
+    """Select steps in order whose total cost is within ``budget``.
 
-    Of one region the later steps follow the earlier ones.
+    A skipped step also excludes the later steps of its region.
 
     Args:
-        part: how many of them, one at least.
+        steps: steps in order of preference.
+        budget: total cost that the steps may add.
+        fraction: fraction of the selected steps to return, at least one step.
     """
-    found: list[Step] = []
-    left_out: set[Region] = set()
-    for step in rest:
-        if step.region not in left_out and step.paid <= room:
-            found.append(step)
-            room -= step.paid
+    selected: list[Step] = []
+    skipped: set[Region] = set()
+    for step in steps:
+        if step.region not in skipped and step.extra_cost <= budget:
+            selected.append(step)
+            budget -= step.extra_cost
         else:
-            left_out.add(step.region)
-    return found[: max(1, round(part * len(found)))]
+            skipped.add(step.region)
+    return selected[: max(1, round(fraction * len(selected)))]
 
 
-def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]) -> list[PrecisionPlan]:
-    """The plan that is cheapest, and those after each step."""
+def cumulative_plans(
+    base: Mapping[str, str], start: Mapping[Region, Choice], steps: Sequence[Step]
+) -> list[PrecisionPlan]:
+    """Return the cheapest plan and the plan after each step."""
     plan = dict(base)
     for region, choice in start.items():
         plan = with_region(plan, region, choice.precision)
-    found = [plan]
-    for step in taken:
+    all_plans = [plan]
+    for step in steps:
         plan = with_region(plan, step.region, step.choice.precision)
-        found.append(plan)
-    return found
+        all_plans.append(plan)
+    return all_plans
 
 
-def spread(prices: Sequence[float], count: int) -> list[int]:
-    """Numbers of at most ``count`` plans, first and last among them, whose prices are as far apart as can be."""
-    low, high = prices[0], prices[-1]
-    wanted = [low + (high - low) * i / max(count - 1, 1) for i in range(count)]
-    nearest = {min(range(len(prices)), key=lambda i: abs(prices[i] - price)) for price in wanted}
-    return sorted(nearest | {0, len(prices) - 1})
+def pick_evenly_spaced(costs: Sequence[float], count: int) -> list[int]:
+    """Pick indices of at most ``count`` plans with evenly spaced costs, first and last included."""
+    low, high = costs[0], costs[-1]
+    targets = [low + (high - low) * i / max(count - 1, 1) for i in range(count)]
+    nearest = {min(range(len(costs)), key=lambda i: abs(costs[i] - cost)) for cost in targets}
+    return sorted(nearest | {0, len(costs) - 1})

@@ -1,4 +1,4 @@
-"""Parts of a model that get a precision each: groups of modules, as fine as their share of the error asks for."""
+"""Regions of a precision search: groups of modules that share a precision, subdivided by their share of the noise."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-#: Precisions by module; every module that quantizes something is in it.
+#: Precision by module, for every module with quantized inputs.
 PrecisionPlan = dict[str, str]
 
 
 @dataclass(frozen=True)
 class Region:
-    """Modules that have one precision.
+    """Modules that share a precision.
 
     Attributes:
-        name: of the module that holds them all, or that is the only one.
-        modules: that quantize what they read.
-        parts: regions that it can be divided into; none for a single module.
+        name: name of the module that contains them all, or of the only one.
+        modules: modules with quantized inputs.
+        parts: regions that it can be divided into; empty for a single module.
     """
 
     name: str
@@ -29,8 +29,8 @@ class Region:
     parts: tuple[Region, ...] = field(default=(), compare=False, repr=False)
 
 
-def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
-    """Modules with operators that read quantized tensors, in the order in which they run; "" is the model itself."""
+def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[str, ...]:
+    """List the modules with operators that read quantized tensors, in execution order; "" is the model itself."""
     from arm_backend_core.nodes import modules_of
     from arm_backend_core.ops.catalog import find_record
     from arm_backend_core.ops.registry import Kind
@@ -44,70 +44,76 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     observed = ObservedProgram(
         copy_program(program), quantizers[0], algorithms=algorithms_of(recipe.quantization_recipe)
     )
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for node in observed.graph.nodes:
         annotation, record = node.meta.get(ANNOTATION), find_record(node)
-        reads = annotation is not None and annotation.input_qspec_map
-        if reads and record is not None and record.kind is not Kind.SHARED:
-            found[next(reversed(modules_of(node)), "")] = None
-    return tuple(found)
+        is_quantized = annotation is not None and annotation.input_qspec_map
+        if is_quantized and record is not None and record.kind is not Kind.SHARED:
+            modules[next(reversed(modules_of(node)), "")] = None
+    return tuple(modules)
 
 
-def tree(modules: Iterable[str], name: str = "") -> Region:
-    """All modules as one region, that can be divided along the names: ``layers.0`` from ``layers.1`` and so on."""
+def build_region_tree(modules: Iterable[str], name: str = "") -> Region:
+    """Build the region of all modules, with a tree of parts that follows the module names."""
     members = tuple(modules)
-    below: dict[str, list[str]] = {}
+    children: dict[str, list[str]] = {}
     for module in members:
         depth = name.count(".") + 2 if name else 1
-        below.setdefault(module if module == name else ".".join(module.split(".")[:depth]), []).append(module)
+        children.setdefault(module if module == name else ".".join(module.split(".")[:depth]), []).append(module)
     if len(members) == 1:
         return Region(members[0], members)
-    if len(below) == 1:
-        return tree(members, next(iter(below)))
-    own = {name: Region(name, (name,))} if name in below else {}
-    parts = tuple(own.get(key) or tree(inner, key) for key, inner in below.items())
+    if len(children) == 1:
+        return build_region_tree(members, next(iter(children)))
+    own = {name: Region(name, (name,))} if name in children else {}
+    parts = tuple(own.get(key) or build_region_tree(child_modules, key) for key, child_modules in children.items())
     return Region(name, members, parts)
 
 
-def divided(whole: Region, noise_of: Callable[[Region], float], *, share: float, most: int) -> dict[Region, float]:
-    """Regions that each make at most ``share`` of the error, or are single modules; and the error of each.
+def subdivide(whole: Region, noise_of: Callable[[Region], float], *, share: float, most: int) -> dict[Region, float]:
+    """Subdivide into regions that each cause at most ``share`` of the total noise, or are single modules.
 
     Args:
-        noise_of: the error of the output that a region makes by itself; each costs a run.
-        most: regions; the noisiest are divided first.
+        whole: region of all modules.
+        noise_of: measures the output noise that a region causes by itself; each call runs the model.
+        share: largest share of the total noise.
+        most: largest number of regions; the noisiest regions are divided first.
+
+    Returns:
+        The regions with their noise.
     """
-    found = {part: noise_of(part) for part in whole.parts or (whole,)}
+    noise = {part: noise_of(part) for part in whole.parts or (whole,)}
     while True:
-        total = sum(found.values())
-        coarse = [part for part in found if part.parts and found[part] > share * total]
-        coarse = [part for part in coarse if len(found) - 1 + len(part.parts) <= most]
+        total = sum(noise.values())
+        coarse = [part for part in noise if part.parts and noise[part] > share * total]
+        coarse = [part for part in coarse if len(noise) - 1 + len(part.parts) <= most]
         if not coarse:
-            return found
-        noisiest = max(coarse, key=found.__getitem__)
-        del found[noisiest]
-        found |= {part: noise_of(part) for part in noisiest.parts}
+            return noise
+        noisiest = max(coarse, key=noise.__getitem__)
+        del noise[noisiest]
+        noise |= {part: noise_of(part) for part in noisiest.parts}
 
 
 def with_region(plan: Mapping[str, str], region: Region, precision: str) -> PrecisionPlan:
-    """The plan with another precision for one region."""
+    """Return the plan with another precision for one region."""
     return {**plan, **dict.fromkeys(region.modules, precision)}
 
 
-def told(plan: Mapping[str, str], everywhere: str) -> PrecisionPlan:
-    """The fewest settings that give every module its precision; a module's setting holds for all in it.
+def minimal_settings(plan: Mapping[str, str], default_precision: str) -> PrecisionPlan:
+    """Return the fewest settings that give every module its precision; a setting applies to all submodules.
 
     Args:
-        everywhere: the precision of what no setting is for.
+        plan: precision by module.
+        default_precision: precision of modules without a setting.
     """
-    usual = max(dict.fromkeys(plan.values()), key=list(plan.values()).count)
-    settings: PrecisionPlan = {} if usual == everywhere else {"": usual}
+    most_common = max(dict.fromkeys(plan.values()), key=list(plan.values()).count)
+    settings: PrecisionPlan = {} if most_common == default_precision else {"": most_common}
     for module in sorted(plan, key=_depth):
-        above = module
-        inherited = settings.get("", everywhere)
-        while above:
-            above = above.rpartition(".")[0]
-            if above and above in settings:
-                inherited = settings[above]
+        ancestor = module
+        inherited = settings.get("", default_precision)
+        while ancestor:
+            ancestor = ancestor.rpartition(".")[0]
+            if ancestor and ancestor in settings:
+                inherited = settings[ancestor]
                 break
         if plan[module] != inherited:
             settings[module] = plan[module]

@@ -1,13 +1,15 @@
-"""``tune``: the most exact program within a budget, or the cheapest that is exact enough, found by measurement.
+"""``tune``: mixed-precision search for the most accurate program within a budget, or the cheapest accurate one.
 
-1. The model's modules are divided into regions by the error that each makes of the output, alone at the recipe's
-   precision while all others are at the most exact one. So measured errors add up; taken the other way round, from
-   the recipe's program with one region made exact, they drown in the noise of the rest.
-2. What another precision costs a region is compiled: the recipe's program with this region changed, and the most exact
-   one with it and with the recipe's own. Plans are made from either price, as borders are in the first.
-3. The best plans for every exchange rate between error and price follow (``path``). Some are made whole, then those
-   around the goal, then steps that still fit: borders between regions cost, and only whole programs tell how much.
-4. The chosen one is exported and executed.
+1. Divide the model's modules into regions by their output noise. Each region is measured alone at the recipe's
+   precision, with all others at the most accurate one; noise powers measured this way add up. Measured the other way
+   round (one region made accurate), the effect of a region disappears in the noise of the others.
+2. Compile each region with each other precision to get its cost, twice: with all others at the recipe's precision, and
+   with all others at the most accurate one. The first cost includes casts at the region's borders, so plans are made
+   from either cost.
+3. Compute the lower convex hull of noise over cost (``path``). Compile whole programs along it, then bisect around the
+   goal, then add steps that still fit the budget. Border casts make the costs of regions inexact, so only whole
+   programs decide.
+4. Export and execute the chosen program.
 """
 
 from __future__ import annotations
@@ -22,26 +24,33 @@ from arm_recipes._internal.messages import ExportError, progress_bar, quiet
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
 from arm_recipes.explore.sweep.result_store import ResultStore
-from arm_recipes.explore.sweep.sweep import captured
+from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.accuracy import Metric
 from arm_recipes.explore.tune.candidate import Candidate
-from arm_recipes.explore.tune.cost import Price
-from arm_recipes.explore.tune.data_split import divide
-from arm_recipes.explore.tune.evaluator import Trial
-from arm_recipes.explore.tune.regions import PrecisionPlan, Region, computing_modules, divided, tree, with_region
+from arm_recipes.explore.tune.cost import ProgramCost
+from arm_recipes.explore.tune.data_split import split_samples
+from arm_recipes.explore.tune.evaluator import PlanEvaluator
+from arm_recipes.explore.tune.regions import (
+    PrecisionPlan,
+    Region,
+    build_region_tree,
+    quantized_modules,
+    subdivide,
+    with_region,
+)
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
 from arm_recipes.recipe import precisions as names
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples.inputs import check_order
 
-#: A region of more than this share of the error is divided, while there are at most so many.
-_SHARE, _REGIONS = 0.02, 48
-#: A region of less is not worth being made more exact.
+#: Regions with more than this share of the noise are divided, up to this number of regions.
+_MAX_NOISE_SHARE, _MAX_REGIONS = 0.02, 48
+#: Improvements of less than this share of the noise are ignored.
 _NEGLIGIBLE = 0.002
-#: Programs along the path that are made first; those that a search around the goal adds, and those that fill it up.
-_SPREAD, _SEARCHED, _FILLED = 8, 6, 8
+#: Most programs to compile: along the path, in the bisection around the goal, and to fill up the budget.
+_SPREAD_PROGRAMS, _BISECTION_PROGRAMS, _FILL_PROGRAMS = 8, 6, 8
 
 
 @reject_old_names(
@@ -65,364 +74,392 @@ def tune(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Tuned:
-    """Choose a precision for each part of a model, by what it costs and what it gives.
+    """Search for a precision of each module that optimizes accuracy and cost.
 
     Args:
-        model: as ``export`` takes it; one method.
-        recipe: a quantizing one of this package. Its precision is what regions begin with.
-        samples: as of ``export``, at least two. Every second one calibrates, unless the recipe has
-            the option ``calibration_samples``. Of the others every second one chooses, and the rest judge: accuracies
-                that are
-            told are measured with these. A sample may have more than the model takes, such as labels, behind the
-            inputs: the metric gets it whole.
-        metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
-            that is the signal to noise of the outputs against the model in floating point, in dB.
-        budget: limits by name: ``cycles``, ``sram``, ``flash`` (Ethos-U), ``traffic``. A float is a factor of what
-            the recipe's own program takes, as in ``{"cycles": 1.1}``; an int, or a text such as "512KiB", is absolute.
-            Without any goal: 1.1 times the cycles, or bytes of traffic for other targets.
-        min_metric: accuracy that is asked for: the cheapest program that has it is looked for.
-        max_drop: the same, given as how far below the model in floating point it may be. Needs ``metric``.
-        candidate_precisions: to choose from, of ``arm_recipes.recipe.precisions.NAMES``. By default the recipe's own
-            and A16W8, and floating point for VGF; A8W4 too where flash is limited.
-        test_samples: samples that judge; then all that do not calibrate choose.
-        cache_dir: where what was tried is kept, by content: a search that was ended goes on from there.
+        model: as for ``export``; one method.
+        recipe: a quantizing recipe of this package. Its precision is the starting point.
+        samples: as for ``export``, at least two. Every second sample calibrates, unless the recipe has the option
+            ``calibration_samples``. The others alternate between the search and the test of the result: reported
+            accuracies are measured on the test samples. A sample may have extra elements after the inputs, such as
+            labels; the metric receives the whole sample.
+        metric: ``metric(outputs, sample)`` returns a number, higher is better; its mean is the accuracy. By default
+            the accuracy is the SQNR of the outputs against the floating-point model, in dB.
+        budget: upper limits by kind: ``cycles``, ``sram``, ``flash`` (Ethos-U), ``traffic``. A float is a factor of the
+            cost of the recipe's own program, as in ``{"cycles": 1.1}``; an int (cycles or bytes) or a text such as
+            "512KiB" is absolute. Default without any goal: 1.1 times the cycles, or the traffic on other targets.
+        min_metric: required accuracy; the search looks for the cheapest program that reaches it.
+        max_drop: required accuracy as the largest drop below the floating-point model. Needs ``metric``.
+        candidate_precisions: precisions to choose from, of ``arm_recipes.recipe.precisions.NAMES``. By default the
+            recipe's own and A16W8, for VGF also floating point, and with a flash limit also A8W4.
+        test_samples: separate test samples; then all samples that do not calibrate are search samples.
+        cache_dir: folder of ratings and figures, addressed by content; an interrupted search resumes from there.
         progress: show a progress bar if standard error is a terminal.
 
+    Returns:
+        The chosen program with all candidates.
+
     Raises:
-        ValueError: an argument cannot be used; the message says which and why.
-        ExportError: the model cannot be captured, or the recipe's own program cannot be made.
+        ValueError: an argument is invalid; the message says which one and why.
+        ExportError: the model cannot be captured, or the recipe's own program cannot be compiled.
     """
     check_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
-    goals.check(budget, min_metric, max_drop)
+    goals.check_goal(budget, min_metric, max_drop)
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     if max_drop is not None and metric is None:
-        raise ValueError("max_drop: the SQNR of the model in floating point is infinite; give min_metric")
-    choices = _choices(recipe, candidate_precisions, budget)
-    kept = ResultStore(cache_dir)
+        raise ValueError("max_drop: the SQNR of the floating-point model is infinite; use min_metric")
+    precisions = _candidate_precisions(recipe, candidate_precisions, budget)
+    store = ResultStore(cache_dir)
     with quiet():
-        program, given, examples, notes = captured(model, samples, "tune")
-        division = divide(program, recipe, examples, given, test_samples, metric)
-        trial = Trial(program, recipe, choices[0], division, kept)
-        search = _Search(trial, choices, budget, min_metric, max_drop, progress)
-        return search.run([*notes, *division.notes])
+        program, originals, examples, notes = capture_model(model, samples, "tune")
+        split = split_samples(program, recipe, examples, originals, test_samples, metric)
+        evaluator = PlanEvaluator(program, recipe, precisions[0], split, store)
+        search = _PrecisionSearch(evaluator, precisions, budget, min_metric, max_drop, progress)
+        return search.run([*notes, *split.notes])
 
 
 def _check_recipe(recipe: Any) -> None:
     if not isinstance(recipe, ArmRecipe):
         raise TypeError(f"recipe: must be ExportRecipe.get_recipe(ArmRecipeType....), got {type(recipe).__name__}")
     if recipe.quantization_recipe is None or not recipe.quantization_recipe.quantizers:
-        raise ValueError(f"recipe: {recipe.type_name} quantizes nothing; take one for INT8")
+        raise ValueError(f"recipe: {recipe.type_name} does not quantize; use an INT8 recipe")
     if recipe.options.get("precisions"):
-        raise ValueError("recipe: it has precisions already; leave them out, tune chooses them")
+        raise ValueError("recipe: it has precisions already; remove them, as tune chooses them")
 
 
-def _choices(recipe: ArmRecipe, given: Sequence[str] | None, budget: Mapping[str, Any] | None) -> list[str]:
-    """Precisions to choose from, the recipe's own first."""
+def _candidate_precisions(
+    recipe: ArmRecipe, requested: Sequence[str] | None, budget: Mapping[str, Any] | None
+) -> list[str]:
+    """Return the precisions to choose from, the recipe's own first."""
     own = names.of_recipe(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
-    if given is None:
-        found = ["A16W8", *(["A8W4"] if budget and "flash" in budget else [])]
-        found += [names.FLOAT] if names.FLOAT in names.allowed(recipe.type_name) else []
+    if requested is None:
+        candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else [])]
+        candidates += [names.FLOAT] if names.FLOAT in names.allowed(recipe.type_name) else []
     else:
-        found = [given] if isinstance(given, str) else list(given)
-        wrong = names.problem({str(i): name for i, name in enumerate(found)})
-        if wrong is not None:
-            raise ValueError(f"candidate_precisions: {wrong}")
-        names.check(recipe.type_name, found)
-    choices = list(dict.fromkeys([own, *found]))
-    if len(choices) == 1:
-        raise ValueError(
-            f"candidate_precisions: there is nothing to choose: the recipe's own is {own}, name another one"
-        )
-    return choices
+        candidates = [requested] if isinstance(requested, str) else list(requested)
+        problem = names.problem({str(i): name for i, name in enumerate(candidates)})
+        if problem is not None:
+            raise ValueError(f"candidate_precisions: {problem}")
+        names.check(recipe.type_name, candidates)
+    precisions = list(dict.fromkeys([own, *candidates]))
+    if len(precisions) == 1:
+        raise ValueError(f"candidate_precisions: nothing to choose from: the recipe's own is {own}; add another one")
+    return precisions
 
 
-class _Search:
-    """One search."""
+class _PrecisionSearch:
+    """A precision search: measures regions, compiles programs along the hull and selects the best."""
 
     def __init__(
         self,
-        trial: Trial,
-        choices: Sequence[str],
+        evaluator: PlanEvaluator,
+        precisions: Sequence[str],
         budget: Mapping[str, Any] | None,
-        at_least: float | None,
-        within: float | None,
+        min_metric: float | None,
+        max_drop: float | None,
         progress: bool,
     ) -> None:
-        self._trial, self._choices, self._shown = trial, choices, progress
-        modules = computing_modules(trial.program, trial.recipe)
+        self._evaluator, self._choices, self._shows_progress = evaluator, precisions, progress
+        modules = quantized_modules(evaluator.program, evaluator.recipe)
         if not modules:
-            raise ValueError("model: nothing of it is quantized, so there is nothing to choose")
-        self._own = choices[0]
-        self._finest = min(choices, key=names.NAMES.index)
-        self._whole = tree(modules)
-        self._base: PrecisionPlan = dict.fromkeys(modules, self._own)
+            raise ValueError("model: no operator is quantized, so there is no precision to choose")
+        self._base_precision = precisions[0]
+        self._finest = min(precisions, key=names.NAMES.index)
+        self._root = build_region_tree(modules)
+        self._base_plan: PrecisionPlan = dict.fromkeys(modules, self._base_precision)
         self._candidates: dict[tuple[tuple[str, str], ...], Candidate] = {}
-        base = self._made(self._base)
+        base = self._evaluate(self._base_plan)
         if isinstance(base, str):
-            raise ExportError(f"the program of {trial.recipe.type_name} cannot be made: {base}")
-        self._start = base
-        division = trial.division
-        self._goal, self._judged = (
-            goals.goal(budget, at_least, within, base=base.price, floating=panel.floating(), metric=panel.metric)
-            for panel in (division.search, division.test)
+            raise ExportError(f"the program of {evaluator.recipe.type_name} cannot be compiled: {base}")
+        self._base_candidate = base
+        split = evaluator.split
+        self._goal, self._test_goal = (
+            goals.make_goal(
+                budget, min_metric, max_drop, base=base.price, float_metric=part.float_metric(), metric=part.metric_name
+            )
+            for part in (split.search, split.test)
         )
-        # What is saved in flash is looked for where flash is all that is limited.
-        only = {limit.price for limit in self._goal.limits}
-        self._currency = only.pop() if len(only) == 1 and only <= {"flash"} else base.price.main
+        # With a flash limit alone, cost is flash; otherwise time.
+        limited_kinds = {limit.kind for limit in self._goal.limits}
+        self._cost_kind = (
+            limited_kinds.pop() if len(limited_kinds) == 1 and limited_kinds <= {"flash"} else base.price.time_kind
+        )
 
     def run(self, notes: Sequence[str]) -> Tuned:
-        """Find the program, export it and run it."""
-        shares, errors = self._errors()
-        alone = self._prices(errors)
-        least = alone | {place: min(alone[place], paid) for place, paid in self._in_company(alone, errors).items()}
-        for prices in (alone, least) if least != alone else (alone,):
-            found = {
+        """Search for the program, export it and run it."""
+        regions, errors = self._measure_regions()
+        costs_at_base = self._cost_regions(errors)
+        lower_costs = costs_at_base | {
+            option: min(costs_at_base[option], cost)
+            for option, cost in self._costs_among_finest(costs_at_base, errors).items()
+        }
+        for costs in (costs_at_base, lower_costs) if lower_costs != costs_at_base else (costs_at_base,):
+            choices = {
                 region: [
-                    path.Choice(name, errors[region, name], prices[region, name])
+                    path.Choice(name, errors[region, name], costs[region, name])
                     for name in self._choices
-                    if (region, name) in prices
+                    if (region, name) in costs
                 ]
-                for region in shares
+                for region in regions
             }
-            start, steps = path.steps(found)
-            self._along(path.plans(self._base, start, steps), start, steps)
-        chosen = self._best()
+            start, steps = path.hull_steps(choices)
+            self._search_path(path.cumulative_plans(self._base_plan, start, steps), start, steps)
+        chosen = self._select_best()
         plan = self._plan_of(chosen)
-        return self._told(chosen, plan, shares, errors, least, list(notes))
+        return self._build_result(chosen, plan, regions, errors, lower_costs, list(notes))
 
-    # -- what regions do, each by itself -------------------------------------------------------------------------
+    # -- noise and cost of single regions -----------------------------------------------------------------------
 
-    def _errors(self) -> tuple[list[Region], dict[tuple[Region, str], float]]:
-        """Regions, and the error of the output that each makes at each precision."""
-        exact: PrecisionPlan = dict.fromkeys(self._base, self._finest)
-        least = self._trial.rate(exact).noise
+    def _measure_regions(self) -> tuple[list[Region], dict[tuple[Region, str], float]]:
+        """Divide the model into regions; return them with the output noise of each at each precision."""
+        finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
+        base_noise = self._evaluator.rate_on_search(finest).noise
         coarsest = max(self._choices, key=names.NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
                 return 0.0
-            return max(self._trial.rate(with_region(exact, region, precision)).noise - least, 0.0)
+            return max(self._evaluator.rate_on_search(with_region(finest, region, precision)).noise - base_noise, 0.0)
 
-        regions = divided(self._whole, noise_of, share=_SHARE, most=_REGIONS)
+        regions = subdivide(self._root, noise_of, share=_MAX_NOISE_SHARE, most=_MAX_REGIONS)
         errors = {(region, coarsest): noise for region, noise in regions.items()}
-        rest = [(region, name) for region in regions for name in self._choices if name != coarsest]
-        for region, name in self._marked(rest, "measuring", "region"):
+        remaining = [(region, name) for region in regions for name in self._choices if name != coarsest]
+        for region, name in self._with_progress(remaining, "measuring", "region"):
             errors[region, name] = noise_of(region, name)
         return list(regions), errors
 
-    def _prices(self, errors: Mapping[tuple[Region, str], float]) -> dict[tuple[Region, str], float]:
-        """What each precision costs a region beyond the recipe's own; those that gain nothing are left out."""
-        total = sum(noise for (_, name), noise in errors.items() if name == self._own)
-        base = self._start.price
-        found = {(region, self._own): 0.0 for region, name in errors if name == self._own}
-        wanted = [
+    def _cost_regions(self, errors: Mapping[tuple[Region, str], float]) -> dict[tuple[Region, str], float]:
+        """Return the extra cost of each precision of a region over the recipe's own; skip precisions without gain."""
+        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
+        base = self._base_candidate.price
+        costs = {(region, self._base_precision): 0.0 for region, name in errors if name == self._base_precision}
+        options = [
             (region, name)
             for region, name in errors
-            if name != self._own
-            and (_cheaper(name, self._own) or errors[region, self._own] - errors[region, name] > _NEGLIGIBLE * total)
+            if name != self._base_precision
+            and (
+                _is_coarser(name, self._base_precision)
+                or errors[region, self._base_precision] - errors[region, name] > _NEGLIGIBLE * total
+            )
         ]
-        made = self._trial.price(with_region(self._base, region, name) for region, name in wanted)
-        for place, price in zip(wanted, made, strict=True):
-            if isinstance(price, Price) and price.cpu_operators <= base.cpu_operators:
-                found[place] = float(price.of(self._currency) - base.of(self._currency))
-        return found
+        outcomes = self._evaluator.estimate_costs(
+            with_region(self._base_plan, region, name) for region, name in options
+        )
+        for option, outcome in zip(options, outcomes, strict=True):
+            if isinstance(outcome, ProgramCost) and outcome.cpu_operators <= base.cpu_operators:
+                costs[option] = float(outcome.value(self._cost_kind) - base.value(self._cost_kind))
+        return costs
 
-    def _in_company(
-        self, alone: Iterable[tuple[Region, str]], errors: Mapping[tuple[Region, str], float]
+    def _costs_among_finest(
+        self, costed: Iterable[tuple[Region, str]], errors: Mapping[tuple[Region, str], float]
     ) -> dict[tuple[Region, str], float]:
-        """What precisions cost those regions that make some of the error while all others are at the most exact one.
+        """Return the extra cost of precisions with all other regions at the most accurate one, for noisy regions.
 
-        Alone, int16 in a linear layer behind a function in int8 pays for bringing int8 to int16, and gains nothing.
+        Among int8 regions, an int16 linear layer after an int8 function pays for the cast and gains nothing.
         """
-        total = sum(noise for (_, name), noise in errors.items() if name == self._own)
-        places = [place for place in alone if errors[place[0], self._own] > _SHARE * total and place[1] != self._own]
-        exact = dict.fromkeys(self._base, self._finest)
-        pairs = [(with_region(exact, region, name), with_region(exact, region, self._own)) for region, name in places]
-        made = iter(self._trial.price(plan for pair in pairs for plan in pair))
-        found = {}
-        for place, pair in zip(places, zip(made, made, strict=True), strict=True):
-            one, other = pair
-            if isinstance(one, Price) and isinstance(other, Price):
-                # What int8 costs more among int16 is not saved where that is not there.
-                found[place] = max(float(one.of(self._currency) - other.of(self._currency)), 0.0)
-        return found
+        total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
+        options = [
+            option
+            for option in costed
+            if errors[option[0], self._base_precision] > _MAX_NOISE_SHARE * total and option[1] != self._base_precision
+        ]
+        finest = dict.fromkeys(self._base_plan, self._finest)
+        pairs = [
+            (with_region(finest, region, name), with_region(finest, region, self._base_precision))
+            for region, name in options
+        ]
+        outcomes = iter(self._evaluator.estimate_costs(plan for pair in pairs for plan in pair))
+        costs = {}
+        for option, pair in zip(options, zip(outcomes, outcomes, strict=True), strict=True):
+            changed, unchanged = pair
+            if isinstance(changed, ProgramCost) and isinstance(unchanged, ProgramCost):
+                # A negative difference is the cast cost of int8 among int16 regions, no saving elsewhere: clamp to 0.
+                costs[option] = max(float(changed.value(self._cost_kind) - unchanged.value(self._cost_kind)), 0.0)
+        return costs
 
     # -- whole programs ------------------------------------------------------------------------------------------
 
-    def _along(self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
-        """Make programs along the path, then around the goal, then with what still fits."""
-        paid = [sum(choice.price for choice in start.values())]
+    def _search_path(
+        self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]
+    ) -> None:
+        """Compile programs along the path, then around the goal, then with steps that still fit the budget."""
+        costs = [sum(choice.extra_cost for choice in start.values())]
         for step in steps:
-            paid.append(paid[-1] + step.paid)
+            costs.append(costs[-1] + step.extra_cost)
         for name in self._choices:
-            self._make(dict.fromkeys(self._base, name))
-        numbers = path.spread(paid, _SPREAD)
-        for i in self._marked(numbers, "compiling", "program"):
-            self._make(plans[i])
-        made = {i: self._candidates.get(_key(plans[i])) for i in numbers}
-        low, high = self._bracket(made)
-        for _ in range(_SEARCHED):
+            self._try_plan(dict.fromkeys(self._base_plan, name))
+        indices = path.pick_evenly_spaced(costs, _SPREAD_PROGRAMS)
+        for i in self._with_progress(indices, "compiling", "program"):
+            self._try_plan(plans[i])
+        candidates = {i: self._candidates.get(_plan_key(plans[i])) for i in indices}
+        low, high = self._bracket(candidates)
+        for _ in range(_BISECTION_PROGRAMS):
             if high is None or low is None or high - low < 2:
                 break
             middle = (low + high) // 2
-            candidate = self._make(plans[middle])
-            if candidate is not None and self._enough(candidate):
+            candidate = self._try_plan(plans[middle])
+            if candidate is not None and self._is_past_goal(candidate):
                 high = middle
             elif candidate is not None:
                 low = middle
             else:
                 break
-        if self._goal.least is None and low is not None:
-            self._fill(plans[low], steps[low:])
+        if self._goal.min_accuracy is None and low is not None:
+            self._fill_budget(plans[low], steps[low:])
 
-    def _enough(self, candidate: Candidate) -> bool:
-        """Whether to look further down the path: it is exact enough, or costs too much."""
-        if self._goal.least is not None:
-            return self._goal.exact(candidate.search_accuracy)
-        return not self._goal.affordable(candidate.price)
+    def _is_past_goal(self, candidate: Candidate) -> bool:
+        """Whether a candidate reaches the required accuracy, or without one exceeds the limits."""
+        if self._goal.min_accuracy is not None:
+            return self._goal.is_accurate_enough(candidate.search_accuracy)
+        return not self._goal.is_within_limits(candidate.price)
 
-    def _bracket(self, made: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
-        """The last program before the goal is met, or exceeded, and the first after."""
-        known = {i: candidate for i, candidate in made.items() if candidate is not None}
-        high = next((i for i, candidate in known.items() if self._enough(candidate)), None)
-        low = max((i for i in known if high is None or i < high), default=None)
+    def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
+        """Return the indices of the last program before the goal is passed and of the first after."""
+        evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
+        high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)
+        low = max((i for i in evaluated if high is None or i < high), default=None)
         return low, high
 
-    def _fill(self, plan: PrecisionPlan, rest: Sequence[path.Step]) -> None:
-        """Spend what is left of the budget, on the steps that fit by their prices: more at once where that helped.
+    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[path.Step]) -> None:
+        """Spend the rest of the budget on steps that fit; double the fraction of steps on success, else halve it.
 
-        In the price of a step are its borders, which fall away between two of them: several cost less than their sum.
+        The cost of a step includes border casts, which vanish between two changed regions: several steps cost less
+        than the sum of their costs.
         """
-        current, left, part = self._candidates.get(_key(plan)), list(rest), 0.5
-        limit = next((x.most for x in self._goal.limits if x.price == self._currency), math.inf)
-        for _ in range(_FILLED):
-            chosen = [] if current is None else path.fitting(left, limit - current.price.of(self._currency), part)
-            if current is None or not chosen:
+        current, remaining, fraction = self._candidates.get(_plan_key(plan)), list(steps), 0.5
+        limit = next((x.most for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
+        for _ in range(_FILL_PROGRAMS):
+            selected = (
+                []
+                if current is None
+                else path.select_affordable(remaining, limit - current.price.value(self._cost_kind), fraction)
+            )
+            if current is None or not selected:
                 return
             changed = plan
-            for step in chosen:
+            for step in selected:
                 changed = with_region(changed, step.region, step.choice.precision)
-            candidate = self._make(changed)
-            helps = candidate is not None and self._goal.affordable(candidate.price)
-            if candidate is not None and helps and candidate.search_accuracy > current.search_accuracy:
-                plan, current, part = changed, candidate, min(2 * part, 1.0)
-                left = [step for step in left if step not in chosen]
+            candidate = self._try_plan(changed)
+            is_affordable = candidate is not None and self._goal.is_within_limits(candidate.price)
+            if candidate is not None and is_affordable and candidate.search_accuracy > current.search_accuracy:
+                plan, current, fraction = changed, candidate, min(2 * fraction, 1.0)
+                remaining = [step for step in remaining if step not in selected]
             else:
-                part /= 2
-                left = left if len(chosen) > 1 else [step for step in left if step is not chosen[0]]
+                fraction /= 2
+                remaining = remaining if len(selected) > 1 else [step for step in remaining if step is not selected[0]]
 
-    def _make(self, plan: PrecisionPlan) -> Candidate | None:
-        made = self._made(plan)
-        return None if isinstance(made, str) else made
+    def _try_plan(self, plan: PrecisionPlan) -> Candidate | None:
+        outcome = self._evaluate(plan)
+        return None if isinstance(outcome, str) else outcome
 
-    def _made(self, plan: PrecisionPlan) -> Candidate | str:
-        """A program of a plan, or why there is none; one that leaves more to the CPU is none."""
-        key = _key(plan)
+    def _evaluate(self, plan: PrecisionPlan) -> Candidate | str:
+        """Compile and rate a plan; return the reason of failure. A plan with more CPU operators than the base fails."""
+        key = _plan_key(plan)
         if key not in self._candidates:
-            (price,) = self._trial.price([plan])
-            if isinstance(price, str):
-                return price
-            if self._candidates and price.cpu_operators > self._start.price.cpu_operators:
+            (cost,) = self._evaluator.estimate_costs([plan])
+            if isinstance(cost, str):
+                return cost
+            if self._candidates and cost.cpu_operators > self._base_candidate.price.cpu_operators:
                 return "it leaves more operators on the CPU"
-            judged = self._trial.judge(plan)
-            settings = self._trial.planned(plan).options["precisions"]
-            searched = self._trial.rate(plan).metric
-            self._candidates[key] = Candidate(dict(settings), price, judged.sqnr, judged.metric, searched)
+            rating = self._evaluator.rate_on_test(plan)
+            settings = self._evaluator.with_plan(plan).options["precisions"]
+            search_accuracy = self._evaluator.rate_on_search(plan).metric
+            self._candidates[key] = Candidate(dict(settings), cost, rating.sqnr, rating.metric, search_accuracy)
         return self._candidates[key]
 
-    def _best(self) -> Candidate:
-        """What was looked for; where nothing is, what comes nearest: by the samples that choose alone."""
-        found = list(self._candidates.values())
-        affordable = [c for c in found if self._goal.affordable(c.price)]
-        exact = [c for c in affordable if self._goal.exact(c.search_accuracy)]
-        if self._goal.least is not None and exact:
-            return min(exact, key=lambda c: (c.price.of(self._currency), -c.search_accuracy))
+    def _select_best(self) -> Candidate:
+        """Select the candidate that reaches the goal on the search samples, or the one that comes closest."""
+        candidates = list(self._candidates.values())
+        affordable = [c for c in candidates if self._goal.is_within_limits(c.price)]
+        accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]
+        if self._goal.min_accuracy is not None and accurate:
+            return min(accurate, key=lambda c: (c.price.value(self._cost_kind), -c.search_accuracy))
         if affordable:
-            return max(affordable, key=lambda c: (*self._exactness(c), -c.price.of(self._currency)))
+            return max(affordable, key=lambda c: (*self._accuracy_key(c), -c.price.value(self._cost_kind)))
         limit = self._goal.limits[0]
-        return min(found, key=lambda c: c.price.of(limit.price))
+        return min(candidates, key=lambda c: c.price.value(limit.kind))
 
-    def _exactness(self, candidate: Candidate) -> tuple[float, float]:
-        rating = self._trial.rate(self._plan_of(candidate))
+    def _accuracy_key(self, candidate: Candidate) -> tuple[float, float]:
+        rating = self._evaluator.rate_on_search(self._plan_of(candidate))
         return rating.metric, rating.sqnr
 
     def _plan_of(self, candidate: Candidate) -> PrecisionPlan:
-        return dict(next(key for key, found in self._candidates.items() if found is candidate))
+        return dict(next(key for key, known in self._candidates.items() if known is candidate))
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- result --------------------------------------------------------------------------------------------------
 
-    def _told(
+    def _build_result(
         self,
         chosen: Candidate,
         plan: PrecisionPlan,
         regions: Sequence[Region],
         errors: Mapping[tuple[Region, str], float],
-        prices: Mapping[tuple[Region, str], float],
+        costs: Mapping[tuple[Region, str], float],
         notes: list[str],
     ) -> Tuned:
-        recipe = self._trial.planned(plan)
-        best, verified = self._verified(recipe, notes)
-        total = sum(errors[region, self._own] for region in regions) or 1.0
+        recipe = self._evaluator.with_plan(plan)
+        best, verified = self._export_and_run(recipe, notes)
+        total_noise = sum(errors[region, self._base_precision] for region in regions) or 1.0
         rows = [
             TunedRegion(
                 region.name,
                 region.modules,
                 plan[region.modules[0]],
-                errors[region, self._own] / total,
-                {name: round(prices[region, name]) for name in self._choices[1:] if (region, name) in prices},
+                errors[region, self._base_precision] / total_noise,
+                {name: round(costs[region, name]) for name in self._choices[1:] if (region, name) in costs},
             )
             for region in regions
         ]
         accuracy = chosen.accuracy if verified is None else verified
-        reached = self._judged.affordable(chosen.price) and self._judged.exact(accuracy)
+        reached = self._test_goal.is_within_limits(chosen.price) and self._test_goal.is_accurate_enough(accuracy)
         if not reached:
-            notes.append(self._missed(chosen, accuracy))
+            notes.append(self._missed_goal_note(chosen, accuracy))
         return Tuned(
             best=best,
             recipe=recipe,
             chosen=chosen,
-            base=self._start,
+            base=self._base_candidate,
             verified=verified,
-            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.of(c.price.main))),
+            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.value(c.price.time_kind))),
             regions=tuple(rows),
             metric=self._goal.metric,
-            goal=str(self._judged),
+            goal=str(self._test_goal),
             reached=reached,
-            samples=self._trial.division.sizes,
+            samples=self._evaluator.split.sizes,
             notes=tuple(notes),
         )
 
-    def _missed(self, chosen: Candidate, accuracy: float) -> str:
-        """A note for a goal that was not reached."""
-        if self._goal.affordable(chosen.price) and self._goal.exact(chosen.search_accuracy):
+    def _missed_goal_note(self, chosen: Candidate, accuracy: float) -> str:
+        """Explain why the goal was not reached."""
+        if self._goal.is_within_limits(chosen.price) and self._goal.is_accurate_enough(chosen.search_accuracy):
             return (
-                f"the goal is reached by the samples that chose ({chosen.search_accuracy:.4g}), and not by those that "
-                f"judge ({accuracy:.4g}): more samples tell more, or ask for somewhat more than is needed"
+                f"the goal is reached on the search samples ({chosen.search_accuracy:.4g}) but not on the test samples "
+                f"({accuracy:.4g}): give more samples, or require a little more than is needed"
             )
-        return "no program that was made reaches the goal; this one comes nearest"
+        return "no compiled program reaches the goal; this one comes closest"
 
-    def _verified(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
-        """The exported program, and its accuracy as it runs."""
-        division = self._trial.division
-        best = export(self._trial.program, recipe, division.calibration, progress=False)
+    def _export_and_run(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
+        """Export the program and measure its accuracy on this machine; None if it cannot run."""
+        split = self._evaluator.split
+        best = export(self._evaluator.program, recipe, split.calibration, progress=False)
         try:
-            samples = self._marked(division.test.samples, "running", "sample")
+            samples = self._with_progress(split.test.samples, "running", "sample")
             outputs = [best.run_real(sample) for sample in samples]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, division.test.rated(outputs).metric
+        return best, split.test.rate_outputs(outputs).metric
 
-    def _marked(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
-        return progress_bar(items, doing, unit, shown=self._shown, count=len(items))
+    def _with_progress(self, items: Sequence[Any], activity: str, unit: str) -> Iterable[Any]:
+        return progress_bar(items, activity, unit, shown=self._shows_progress, count=len(items))
 
 
-def _cheaper(name: str, other: str) -> bool:
-    """Whether a precision can be chosen for its price: it is not more exact."""
+def _is_coarser(name: str, other: str) -> bool:
+    """Whether a precision is coarser, so that it may lower the cost."""
     return names.NAMES.index(name) > names.NAMES.index(other)
 
 
-def _key(plan: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def _plan_key(plan: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(plan.items()))
