@@ -41,7 +41,6 @@ from arm_recipes.samples.sizes import Sized
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
 from arm_recipes.stages.quantize import FastQuantizeStage, Original
-from arm_recipes.stages.train import TrainingQuantizeStage
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
@@ -259,6 +258,8 @@ class Pipeline:
         yield StageType.TO_EXECUTORCH
 
     def _stage(self, kind: StageType) -> Stage:
+        from arm_recipes.stages.train import TrainingQuantizeStage  # imports the compiler
+
         recipe = self._recipe
         lowering = recipe.lowering_recipe or LoweringRecipe()
         build: dict[StageType, Callable[[], Stage]] = {

@@ -201,7 +201,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     for kind, number in quantization.weights.items():
         rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
     if quantization.samples is not None:
-        rows.append(("calibration_samples", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
+        rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
     rows += [(name, f"{sqnr:.1f} dB beside what rounding adds") for name, sqnr in quantization.sqnr.items()]
     return rows or [("nothing is quantized",)]
 

@@ -15,7 +15,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_backend_core.quantization.shared_observers import share_observers
 from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
@@ -227,6 +226,7 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
         from arm_backend_core.quantization.ptq import SharedTensors
+        from arm_backend_core.quantization.shared_observers import share_observers
 
         common, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
         algorithms = algorithms_of(self._quantization_recipe)

@@ -25,7 +25,7 @@ from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import worker
 from arm_recipes.comparison.compare import _program_spec
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
-from arm_recipes.runtime import plugin
+from arm_recipes.runtime import host_library
 from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
 
@@ -662,6 +662,6 @@ def test_a_machine_without_a_compiler_says_what_it_takes(monkeypatch: pytest.Mon
     def none() -> None:
         raise RuntimeUnavailable("no C++ compiler")
 
-    monkeypatch.setattr(plugin, "load_plugin", none)
+    monkeypatch.setattr(host_library, "load_plugin", none)
     with pytest.raises(RuntimeUnavailable, match="no C"):
         small(INT8).compare(images())
