@@ -12,7 +12,7 @@ from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, r
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import quiet
 from arm_recipes.recipe import options, precisions
-from arm_recipes.recipe.recipe import ArmRecipe, make_recipe, recipe_of
+from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
 from arm_recipes.recipe.targets import SPECS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
@@ -76,12 +76,16 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = mx_recipe(given["mx"]) if given.get("mx") else None
-    passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders, edge_manager.written_once]
+    passes: list[Any] = [
+        edge_manager.store_initial_state,
+        edge_manager.lower_integer_remainder,
+        edge_manager.written_once,
+    ]
     if precision != "FP":
         chosen = getattr(quantizers, f"{prefix}Quantizer")(spec)
-        everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
-        precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
-        algorithms = options.algorithms_named(given["algorithms"], recipe_type.name)
+        everywhere = precisions.default_precision(recipe_type.name, per_channel=given["per_channel"])
+        precisions.configure_quantizer(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
+        algorithms = options.resolve_algorithms(given["algorithms"], recipe_type.name)
         if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
             algorithms = tuple(name for name in algorithms if name != "int16_outputs")
         quantization = quantization_recipe(
@@ -94,13 +98,13 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
             passes.append(edge_manager.cortex_m_boundary)
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(given["require_runnable"]))
-    sram, flash = (given.get(name) and options.byte_count(given[name]) for name in ("sram_budget", "flash_budget"))
+    sram, flash = (given.get(name) and options.parse_bytes(given[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
         passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"], steps_per_call=given["steps_per_call"]
     )
-    return recipe_of(
+    return build_recipe(
         recipe_type,
         kwargs,
         quantization_recipe=quantization,

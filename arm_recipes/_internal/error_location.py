@@ -13,28 +13,28 @@ from torch import fx
 
 _OURS = Path(__file__).parents[1]
 #: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
-_NOT_THE_USER = (
+_LIBRARY_FOLDERS = (
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
     *(str(_OURS), str(_OURS.with_name("arm_backend_core")), "<"),
 )
 
-_FIXED = (
+_STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
-_PADDED = (
+_PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and take the result of "
     "each sequence's last step, y[torch.arange(n), lengths - 1]"
 )
 #: What to do about an exception, by a part of its text.
 _ADVICE = {
-    "data-dependent": _FIXED,
-    "unbacked symbol": _FIXED,
+    "data-dependent": _STATIC_SHAPES,
+    "unbacked symbol": _STATIC_SHAPES,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
 }
 
 
-def is_told(error: BaseException) -> bool:
+def is_user_message(error: BaseException) -> bool:
     """Whether an exception is a message of this package to the user already."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_OURS))
@@ -53,9 +53,9 @@ def describe(
     owner, line = _owner(error, modules)
     text = str(error).strip()
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
-    node = _node(error) or _named(text, graphs)
-    if node is None and advice is _FIXED:
-        node = _first_of_computed_size(graphs)
+    node = _node(error) or _find_named_operator(text, graphs)
+    if node is None and advice is _STATIC_SHAPES:
+        node = _first_symbolic(graphs)
     where = f" in {owner}" if owner else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
@@ -67,9 +67,9 @@ def describe(
         where += f" at {line}"
     reason = text.splitlines()[0] if text else ""
     if _is_packed(error):
-        advice = _PADDED
+        advice = _PAD_SEQUENCES
     if not advice and node is not None and _has_symbolic_shape(node):
-        advice = _FIXED
+        advice = _STATIC_SHAPES
     return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
 
 
@@ -92,7 +92,7 @@ def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, s
         if isinstance(module, torch.nn.Module) and id(module) in names:
             path = names[id(module)]
             owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
-        if not file.startswith(_NOT_THE_USER):
+        if not file.startswith(_LIBRARY_FOLDERS):
             line = f"{file}:{number}"
     return owner, line
 
@@ -114,13 +114,13 @@ def _has_symbolic_shape(node: fx.Node) -> bool:
     return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
-def _first_of_computed_size(graphs: Sequence[fx.Graph]) -> fx.Node | None:
+def _first_symbolic(graphs: Sequence[fx.Graph]) -> fx.Node | None:
     """The first operator of the user's with a size that depends on values."""
     nodes = (node for graph in graphs for node in graph.nodes if node.meta.get("stack_trace"))
     return next(filter(_has_symbolic_shape, nodes), None)
 
 
-def _named(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
+def _find_named_operator(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
     """The first node whose operator the text names."""
     from arm_backend_core.nodes import overload_of
 

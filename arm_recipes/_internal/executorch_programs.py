@@ -36,17 +36,17 @@ def simplify_call(program: ExportedProgram) -> None:
             if node.op == "placeholder" and node.name in constants:
                 program.graph.erase_node(node)
         program.graph_module.recompile()
-    if constants or not _is_written(signature.in_spec):
+    if constants or not _is_serializable(signature.in_spec):
         left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
         flat = pytree.tree_structure((tuple(left), {}))
         signature = replace(signature, in_spec=flat, forward_arg_names=left)
-    if not _is_written(signature.out_spec):
+    if not _is_serializable(signature.out_spec):
         flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
         signature = replace(signature, out_spec=flat)
     program._module_call_graph = [replace(top, signature=signature), *others]
 
 
-def _is_written(spec: pytree.TreeSpec) -> bool:
+def _is_serializable(spec: pytree.TreeSpec) -> bool:
     try:
         pytree.treespec_dumps(spec)
     except NotImplementedError:

@@ -62,7 +62,7 @@ def check_writable(path: str | Path) -> Path:
     return target
 
 
-def made_folder(path: str | Path, argument: str) -> Path:
+def make_folder(path: str | Path, argument: str) -> Path:
     """A folder that files can be written in, made if it is not there.
 
     Raises:

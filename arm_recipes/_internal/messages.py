@@ -17,7 +17,7 @@ _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy"
 _T = TypeVar("_T")
 #: The log of this package: what runs, with its time, at level INFO. Warnings go through ``warn``.
 LOGGER = logging.getLogger("arm_recipes")
-_said: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
+_recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
@@ -50,7 +50,7 @@ def warn(message: str) -> None:
     ExecuTorch's own ``export`` calls us from deep inside its stages, so the first frame that belongs neither
     to this package nor to a library is looked up instead of counting stack levels.
     """
-    said = _said.get()
+    said = _recorded.get()
     if said is not None:
         said.append(message)
     frame = sys._getframe(1)
@@ -71,11 +71,11 @@ def warn(message: str) -> None:
 def record_warnings() -> Iterator[list[str]]:
     """Collect what ``warn`` says inside the block, beside saying it."""
     said: list[str] = []
-    token = _said.set(said)
+    token = _recorded.set(said)
     try:
         yield said
     finally:
-        _said.reset(token)
+        _recorded.reset(token)
 
 
 def progress_bar(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:

@@ -25,7 +25,7 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.quantize import Original
+from arm_recipes.stages.quantize import FloatProgram
 
 __all__ = ["Metric", "compare", "compare_with_model"]
 
@@ -266,7 +266,7 @@ def _outputs_of_model(result: Artifact, method: str, given: Samples) -> list[lis
     return found
 
 
-def _differences_of_graph(plan: Plan, original: Original | None, given: Samples) -> list[str]:
+def _differences_of_graph(plan: Plan, original: FloatProgram | None, given: Samples) -> list[str]:
     """A note if the graph that layers are compared in gives other numbers than the model that was captured."""
     if original is None or plan.has_state:
         return []
@@ -326,7 +326,7 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
 def _layers(
     side: ProgramSpec,
     found: Sequence[SampleResult],
-    original: Original | None,
+    original: FloatProgram | None,
     inputs: Sequence[Sequence[torch.Tensor]],
 ) -> list[LayerGap]:
     plan = side.plan
@@ -374,7 +374,7 @@ def _effects(plan: Plan, found: Sequence[SampleResult], inputs: Sequence[Sequenc
     return {name: added(parts).gap.sqnr for name, parts in sums.items() if parts}
 
 
-def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
+def _weights(plan: Plan, name: str, original: FloatProgram | None) -> Weights:
     step, real = dequantized(plan, name)
     right = plan.floats[name]
     least, most = step.args[-3:-1]

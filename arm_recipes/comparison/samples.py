@@ -14,7 +14,7 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flat_labels
 from arm_recipes.runtime.signature import Value
 from arm_recipes.samples.inputs import sample_list
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def samples_of(
     made = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(cut)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        made = list(fitted(made, pattern))
+        made = list(fit_batches(made, pattern))
     if is_loader and metric is not None and len(made) != len(given):
         raise ValueError(
             f"metric: {len(given)} batches of the DataLoader are {len(made)} of the size that the program takes, so "

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, Pattern
-    from arm_recipes.samples.sizes import Sized
+    from arm_recipes.samples.sizes import SizedMethod
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Artifact:
     report: Report
     patterns: dict[str, Pattern]
     out_specs: dict[str, Any]
-    sized: Mapping[str, Sized]
+    sized: Mapping[str, SizedMethod]
     recipe: ExportRecipe | None
     make_parts: Callable[[], Parts]
     written: Sequence[bytes] | None = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.report.layers import Traced
+from arm_recipes.report.layers import DelegateTrace
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class CheckBudgets:
             raise BudgetError(_flash(stored, self.flash, records, what))
 
 
-def budgets(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
+def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     """Those that a recipe has."""
     passes = (recipe.lowering_recipe.edge_manager_transform_passes if recipe.lowering_recipe else None) or ()
     return (each for each in passes if isinstance(each, CheckBudgets))
@@ -112,7 +112,7 @@ def _flash(stored: int, budget: int, records: Sequence[Delegate], what: str) -> 
 
 def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
     """Bytes of each constant, with module and line of what reads it first."""
-    traced, seen = Traced("", record), set[str]()
+    traced, seen = DelegateTrace("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
             if name not in traced.made_by and name not in traced.graph.inputs and name not in seen:

@@ -13,7 +13,7 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import library
 from arm_recipes.samples import inputs, layouts
-from arm_recipes.samples.sizes import Sized, Sizes, expanded
+from arm_recipes.samples.sizes import SizedMethod, Sizes, expand_sizes
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.cache.export import CachedExport
@@ -38,19 +38,19 @@ def run_export(
     if verify:
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
-    samples = inputs.with_loaders(samples)
+    samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
     notes = [] if sizes or dynamic_shapes else inputs.batch_notes(samples, models, examples)
-    sized: dict[str, Sized] = {}
+    sized: dict[str, SizedMethod] = {}
     if sizes is not None:
-        models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
+        models, examples, sized = expand_sizes(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
-        models, examples = layouts.channels_last(models, examples)
+        models, examples = layouts.to_channels_last(models, examples)
     if _only_arm(recipe):
         inputs.check_static(models, dynamic_shapes)
 
-    from arm_recipes.pipeline.budgets import budgets
+    from arm_recipes.pipeline.budgets import budget_passes
 
     cache = None
     if cache_dir is not None:
@@ -68,7 +68,7 @@ def run_export(
         sized=sized,
     )
     result = _run(pipeline, models, notes, cache)
-    for budget in budgets(recipe):
+    for budget in budget_passes(recipe):
         budget.check(result)
     if verify:
         from arm_recipes.pipeline.verify import check

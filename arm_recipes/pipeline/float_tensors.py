@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.stages.quantize import Original
+from arm_recipes.stages.quantize import FloatProgram
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -25,7 +25,7 @@ class FloatReference:
         states: buffers that programs write, as they were: the model may go on from them.
     """
 
-    originals: Mapping[str, Original] = field(default_factory=dict)
+    originals: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class FloatReference:
 
 
 def float_reference(
-    programs: Mapping[str, ExportedProgram], originals: Mapping[str, Original], recipe: ExportRecipe
+    programs: Mapping[str, ExportedProgram], originals: Mapping[str, FloatProgram], recipe: ExportRecipe
 ) -> FloatReference:
     """What to keep of an export."""
     import torch

@@ -117,7 +117,7 @@ def _type(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def with_shared_state(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
+def share_state_in_plan(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     """A configuration whose memory planning has the buffers of a name lie in one place in all methods.
 
     Raises:

@@ -25,22 +25,22 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import inputs_of
-from arm_recipes._internal.error_location import describe, is_told
+from arm_recipes._internal.error_location import describe, is_user_message
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
 from arm_recipes.pipeline.float_tensors import float_reference
-from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
+from arm_recipes.pipeline.methods import check_state, name_state, share_state_in_plan
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import Sized
+from arm_recipes.samples.sizes import SizedMethod
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
-from arm_recipes.stages.quantize import FastQuantizeStage, Original
+from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
 from arm_recipes.stages.train import TrainingQuantizeStage
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
-        sized: Mapping[str, Sized] = MappingProxyType({}),
+        sized: Mapping[str, SizedMethod] = MappingProxyType({}),
     ) -> None:
         self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
@@ -132,7 +132,7 @@ class Pipeline:
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
-        self._originals: dict[str, Original] = {}
+        self._originals: dict[str, FloatProgram] = {}
         self._losses: Mapping[str, dict[str, float]] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
@@ -210,7 +210,7 @@ class Pipeline:
         except (ArmBackendError, ExportError):
             raise
         except Exception as error:
-            if is_told(error):
+            if is_user_message(error):
                 raise
             models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
             captured = {name: program.graph_module for name, program in self._programs.items()}
@@ -283,7 +283,7 @@ class Pipeline:
             return config
         from executorch.exir.capture import ExecutorchBackendConfig
 
-        return with_shared_state(config or ExecutorchBackendConfig())
+        return share_state_in_plan(config or ExecutorchBackendConfig())
 
     def _keep_programs(self) -> None:
         from arm_backend_core.nodes import number
@@ -307,12 +307,12 @@ class Pipeline:
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _tell_transformed(self) -> None:
-        from arm_recipes.stages.block_scaled import is_mx_recipe, left_float  # imports torchao
+        from arm_recipes.stages.block_scaled import describe_float_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._artifact.data.items():
-            told, none = left_float(model, name)
+            told, none = describe_float_layers(model, name)
             self._notes += told
             if none:
                 self._note(f"no layer of '{name}' is block-scaled, in spite of mx")

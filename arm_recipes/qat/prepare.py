@@ -75,7 +75,7 @@ def prepare_qat(
         )
     with quiet():
         module = trainable(models)
-        given = inputs.with_loaders(samples)
+        given = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(given, models)
         (found,) = examples.values()
         notes = inputs.batch_notes(given if loader is None else loader, models, examples)

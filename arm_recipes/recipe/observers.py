@@ -27,7 +27,7 @@ class PercentileObserver(ActivationObserver):
 
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
-        if _is_judged(self, seen):
+        if _uses_distribution(self, seen):
             values = torch.cat(seen.values).double().numpy()
             low, high = np.quantile(values, TAIL), np.quantile(values, 1 - TAIL)
         return low, high
@@ -38,8 +38,10 @@ class EntropyObserver(ActivationObserver):
 
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
-        if _is_judged(self, seen):
-            low, high = _least_divergence(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+        if _uses_distribution(self, seen):
+            low, high = _minimize_divergence(
+                torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min
+            )
         return low, high
 
 
@@ -52,12 +54,12 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 }
 
 
-def _is_judged(observer: RangeObserver, seen: Any) -> bool:
+def _uses_distribution(observer: RangeObserver, seen: Any) -> bool:
     """Whether the distribution of what was seen says more than its extremes."""
     return bool(seen.count >= MANY and not observer.exact and seen.high > seen.low)
 
 
-def _least_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:
+def _minimize_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:
     """Bounds moved inwards by the same part of the range. Zeros, which relu makes many of, are exact in every range."""
     first, last = min(low, 0.0), max(high, 0.0)
     counts = torch.histc(values[values != 0], _BINS, first, last).double().numpy()

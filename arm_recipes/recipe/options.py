@@ -95,10 +95,10 @@ def _is_goal(value: Any) -> str | None:
     return None if value in GOALS else "none of these"
 
 
-def algorithms_named(value: Any, recipe: str) -> tuple[str, ...]:
+def resolve_algorithms(value: Any, recipe: str) -> tuple[str, ...]:
     """The names that ``algorithms`` stands for, with a recipe."""
     if isinstance(value, bool):
-        usual = [name for name in ALGORITHMS if not (name in _DEAR and "ethos-u" in groups(recipe))]
+        usual = [name for name in ALGORITHMS if not (name in _COSTLY_ON_NPU and "ethos-u" in groups(recipe))]
         return tuple(usual) if value else ()
     return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
 
@@ -143,7 +143,7 @@ def _is_function(value: Any) -> str | None:
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "KB": 1000, "MB": 1000**2}
 
 
-def byte_count(value: int | str) -> int:
+def parse_bytes(value: int | str) -> int:
     """Bytes that a number, or a text such as ``512KiB`` or ``1.5 MB``, stands for.
 
     Raises:
@@ -173,7 +173,7 @@ def _is_steps(value: Any) -> str | None:
 
 def _is_budget(value: Any) -> str | None:
     try:
-        return None if value is None or byte_count(value) else ""
+        return None if value is None or parse_bytes(value) else ""
     except ValueError as problem:
         return str(problem)
 
@@ -197,7 +197,7 @@ ALGORITHMS = (
 )
 OPT_IN_ALGORITHMS = ("gptq",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
-_DEAR = ("fused_rms_norms",)
+_COSTLY_ON_NPU = ("fused_rms_norms",)
 
 #: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
@@ -226,7 +226,7 @@ OPTIONS: dict[str, Option] = {
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _is_format),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
-        Option("precisions", "int", _PRECISIONS, precisions.problem),
+        Option("precisions", "int", _PRECISIONS, precisions.find_problem),
         Option("calibration_samples", "int", _CALIBRATION, _is_calibration),
         Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
         Option("algorithms", "int", _ALGORITHM_NAMES, _is_algorithms, default=True),

@@ -23,7 +23,7 @@ def allowed(recipe: str) -> tuple[str, ...]:
     return NAMES if recipe.startswith("VGF") else NAMES[1:]
 
 
-def problem(value: Any) -> str | None:
+def find_problem(value: Any) -> str | None:
     """What is wrong with precisions by module; see ``options.Option``."""
     if value is None:
         return None
@@ -53,7 +53,7 @@ def check(recipe: str, names: Iterable[str]) -> None:
             )
 
 
-def config(name: str, observer: Any) -> QuantizationConfig | None:
+def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:
     """What the quantizer takes; None for floating point.
 
     Args:
@@ -75,14 +75,14 @@ def config(name: str, observer: Any) -> QuantizationConfig | None:
     return make(per_channel, observer=observer)
 
 
-def of_recipe(recipe: str, *, per_channel: bool) -> str:
+def default_precision(recipe: str, *, per_channel: bool) -> str:
     """The precision that a quantizing recipe gives where nothing else is said."""
     return recipe.rsplit("_", 1)[1] + ("" if per_channel else _PER_TENSOR)
 
 
-def apply(quantizer: ArmQuantizer, everywhere: str, precisions: Mapping[str, str], observer: Any) -> None:
+def configure_quantizer(quantizer: ArmQuantizer, everywhere: str, precisions: Mapping[str, str], observer: Any) -> None:
     """Tell a quantizer; the precision of the module "" takes the place of ``everywhere``; ``observer`` see above."""
-    quantizer.set_global(config(precisions.get("", everywhere), observer))
+    quantizer.set_global(quantization_config(precisions.get("", everywhere), observer))
     for module, name in precisions.items():
         if module:
-            quantizer.set_module_name(module, config(name, observer))
+            quantizer.set_module_name(module, quantization_config(name, observer))

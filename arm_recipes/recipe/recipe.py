@@ -77,7 +77,7 @@ class ArmRecipe(ExportRecipe):
 
         Calibration samples, and what trains, are no text: they are left out and have to be given again.
         """
-        options = {name: _told(value) for name, value in self.options.items() if name not in NO_TEXT}
+        options = {name: _to_jsonable(value) for name, value in self.options.items() if name not in NOT_SERIALIZABLE}
         return {"recipe": self.type_name, "options": options}
 
     def save(self, path: str | Path) -> Path:
@@ -92,7 +92,7 @@ class ArmRecipe(ExportRecipe):
 
 
 #: Options that are given anew.
-NO_TEXT = frozenset({"calibration_samples", "qat"})
+NOT_SERIALIZABLE = frozenset({"calibration_samples", "qat"})
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
@@ -105,16 +105,16 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
     return cast(ArmRecipe, ExportRecipe.get_recipe(ArmRecipeType[name], **options))
 
 
-def recipe_of(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
+def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
     """A recipe of these parts, which are ``ExportRecipe``'s fields."""
     return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **parts)
 
 
-def _told(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _told(item) for key, item in value.items()}
+        return {str(key): _to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    return [_told(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_to_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -41,7 +41,7 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
             optimise=_goal(given["optimise"], flags),
         )
         budget = given["sram_budget"]
-        spec.sram_budget = None if budget is None else options.byte_count(budget)
+        spec.sram_budget = None if budget is None else options.parse_bytes(budget)
         return spec
 
     return build
@@ -77,13 +77,13 @@ def _vela_flags(given: Options) -> list[str]:
 def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
-    return TosaCompileSpec(_extended(tosa_spec, given))
+    return TosaCompileSpec(_with_extensions(tosa_spec, given))
 
 
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    extended = _extended(tosa_spec, given)
+    extended = _with_extensions(tosa_spec, given)
     if "mxfp" in extended.split("+"):
         raise ValueError("extensions: the VGF converter takes no block-scaled types ('mxfp'); TOSA_FP does")
     if "controlflow" in extended.split("+"):
@@ -91,7 +91,7 @@ def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     return VgfCompileSpec(extended)
 
 
-def _extended(tosa_spec: str, given: Options) -> str:
+def _with_extensions(tosa_spec: str, given: Options) -> str:
     """With the extensions that the user adds.
 
     Raises:

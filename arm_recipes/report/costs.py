@@ -24,7 +24,7 @@ def layer_sections(layers: Sequence[LayerCost], of: str) -> Iterator[Section]:
         covered = sum(cost.share for cost in costliest)
         heading = f"Costliest layers{of}: {len(costliest)} of {len(computing)}, {covered:.0%} of {total:,} cycles"
         yield heading, [_HEAD, *map(_layer_row, costliest)]
-    between = _between([cost for cost in layers if cost.kind != "layer"])
+    between = _inserted_rows([cost for cost in layers if cost.kind != "layer"])
     if between:
         share = sum(cost.share for cost in layers if cost.kind != "layer")
         yield f"Put in between layers{of}: {share:.1%} of the cycles", between
@@ -46,7 +46,7 @@ def _layer_row(cost: LayerCost) -> tuple[str, ...]:
     )
 
 
-def _between(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
+def _inserted_rows(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
     """Those that are there for one reason as one line."""
     groups: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:

@@ -80,12 +80,12 @@ class LayerCost:
 
 def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost, ...]:
     """Layers of all Ethos-U delegates of a method, in the order in which they run."""
-    known = [Traced(method, delegate) for delegate in delegates if delegate.vela is not None]
+    known = [DelegateTrace(method, delegate) for delegate in delegates if delegate.vela is not None]
     total = sum(traced.vela.total_cycles for traced in known)
     return tuple(cost for traced in known for cost in traced.costs(total))
 
 
-def divided(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
+def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
     """A number as whole parts in the relation of ``shares``, which adds up to it again; the largest takes the rest."""
     total = sum(shares.values())
     parts = {key: amount * share // total for key, share in shares.items()}
@@ -93,7 +93,7 @@ def divided(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
     return parts
 
 
-class _Place(NamedTuple):
+class _RowKey(NamedTuple):
     """What makes a row: everything of one place is one layer."""
 
     module: str
@@ -103,7 +103,7 @@ class _Place(NamedTuple):
 
 
 @dataclass
-class _Sum:
+class _LayerTotals:
     """What is known of a layer so far."""
 
     operators: dict[str, None] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Unit(NamedTuple):
     operators: frozenset[int]
 
 
-class Traced:
+class DelegateTrace:
     """A delegate with what ties Vela's operations to its TOSA operators, and these to the model."""
 
     def __init__(self, method: str, record: Delegate) -> None:
@@ -146,14 +146,16 @@ class Traced:
 
     def costs(self, total: int) -> Iterator[LayerCost]:
         """``total``: cycles of the method."""
-        sums: dict[_Place, _Sum] = {}
+        sums: dict[_RowKey, _LayerTotals] = {}
         seen: set[int] = set()
         for unit in self.units():
             self._add(unit, seen, sums)
             seen |= unit.operators
         rest = self.vela.total_cycles - sum(layer.cycles for layer in self.vela.layers)
         if rest:
-            sums[_Place("", "", "rest", "Vela counts them in the total, and for no operation")] = _Sum(cycles=rest)
+            sums[_RowKey("", "", "rest", "Vela counts them in the total, and for no operation")] = _LayerTotals(
+                cycles=rest
+            )
         in_a_cycle = int(self.vela.accelerator.rsplit("-", 1)[1])
         for place, told in sums.items():
             yield LayerCost(
@@ -204,25 +206,27 @@ class Traced:
                 waiting += self.graph.operators[i].inputs
         return found
 
-    def _add(self, unit: Unit, seen: set[int], sums: dict[_Place, _Sum]) -> None:
+    def _add(self, unit: Unit, seen: set[int], sums: dict[_RowKey, _LayerTotals]) -> None:
         """Divide what a unit costs among the places that it comes from; bytes of operators that are ``seen`` are."""
-        shares: Counter[_Place] = Counter()
+        shares: Counter[_RowKey] = Counter()
         moving = [i for i in sorted(unit.operators) if self.record.tosa_operators[i] not in _VIEWS]
         for i in moving or sorted(unit.operators):
             for origin, work in self.record.origins[i]:
                 place = self._place(i, origin)
                 shares[place] += work
-                sums.setdefault(place, _Sum()).operators.setdefault(origin.operator)
+                sums.setdefault(place, _LayerTotals()).operators.setdefault(origin.operator)
         if not shares:
             first = unit.rows[0]
-            shares[_Place("", "", "rest", f"Vela names no source of its {first.npu_operator} for '{first.tensor}'")] = 1
+            shares[
+                _RowKey("", "", "rest", f"Vela names no source of its {first.npu_operator} for '{first.tensor}'")
+            ] = 1
         cycles = sum(row.cycles for row in unit.rows)
         waits = cycles > sum(row.npu_cycles for row in unit.rows)
         read, written = self._bytes(unit.operators - seen)
         macs = sum(row.macs for row in unit.rows)
         for attribute, amount in (("cycles", cycles), ("read", read), ("written", written), ("macs", macs)):
-            for place, part in divided(amount, shares).items():
-                told = sums.setdefault(place, _Sum())
+            for place, part in apportion(amount, shares).items():
+                told = sums.setdefault(place, _LayerTotals())
                 setattr(told, attribute, getattr(told, attribute) + part)
                 if attribute == "cycles" and waits:
                     told.waiting += part
@@ -255,21 +259,21 @@ class Traced:
 
     # -- what an operator is there for ---------------------------------------------------------------------------
 
-    def _place(self, i: int, origin: Origin) -> _Place:
+    def _place(self, i: int, origin: Origin) -> _RowKey:
         if origin.operator == COPY:
-            return _Place("", "", "boundary", _COPIED)
+            return _RowKey("", "", "boundary", _COPIED)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
         if not origin.moves and not origin.operator.startswith(_CONVERSIONS):
-            return _Place(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
+            return _RowKey(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
         for side, border in (("input", self._entering), ("output", self._leaving)):
             if i in border:
                 what = _ORDERS[side] if origin.moves else _TYPE
-                return _Place(origin.module, origin.source, "boundary", f"{side} '{border[i]}' of the delegate {what}")
+                return _RowKey(origin.module, origin.source, "boundary", f"{side} '{border[i]}' of the delegate {what}")
         if not origin.moves:
-            return _Place(origin.module, origin.source, "conversion", "two operators have other scales or types")
+            return _RowKey(origin.module, origin.source, "conversion", "two operators have other scales or types")
         own = f"the model's own {operator}"
         reason = own if operator in _PERMUTES else f"{operator} takes or gives another order of dimensions"
-        return _Place(origin.module, origin.source, "transpose", reason)
+        return _RowKey(origin.module, origin.source, "transpose", reason)
 
     def _moves(self, i: int) -> bool:
         if self.record.tosa_operators[i] in _VIEWS:

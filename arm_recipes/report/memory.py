@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from arm_backend_core.backends.ethosu_weights import KEPT
-from arm_recipes.report.layers import Traced, Unit
+from arm_recipes.report.layers import DelegateTrace, Unit
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Placed
@@ -85,12 +85,12 @@ def method_memory(method: str, delegates: Iterable[Delegate]) -> tuple[MemoryOve
     found: list[MemoryOverTime] = []
     for delegate in delegates:
         if delegate.vela is not None:
-            found += _Tenants(Traced(method, delegate)).memories()
+            found += _MemoryTimeline(DelegateTrace(method, delegate)).memories()
     return tuple(found)
 
 
-class _Tenants:
-    def __init__(self, traced: Traced) -> None:
+class _MemoryTimeline:
+    def __init__(self, traced: DelegateTrace) -> None:
         self.traced, self.vela = traced, traced.vela
         self.units = list(traced.units())
         self.times = list(self._times())
@@ -98,8 +98,8 @@ class _Tenants:
     def memories(self) -> Iterator[MemoryOverTime]:
         for memory in dict.fromkeys(placed.memory for placed in self.vela.placed):
             placed = [tensor for tensor in self.vela.placed if tensor.memory == memory]
-            alive = _alive(placed)
-            uses = list(map(_used, alive))
+            alive = _live_tensors(placed)
+            uses = list(map(_bytes_in_use, alive))
             peak = max(range(len(uses)), key=uses.__getitem__)
             there = sorted(alive[peak], key=lambda tensor: -tensor.bytes)
             yield MemoryOverTime(
@@ -151,7 +151,7 @@ class _Tenants:
         return LiveTensor(tensor.name, kind, *self._origin(next(named, running)), tensor.bytes)
 
 
-def _alive(placed: Sequence[Placed]) -> list[list[Placed]]:
+def _live_tensors(placed: Sequence[Placed]) -> list[list[Placed]]:
     """The tensors that are there at each moment."""
     alive: list[list[Placed]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
     for tensor in placed:
@@ -160,7 +160,7 @@ def _alive(placed: Sequence[Placed]) -> list[list[Placed]]:
     return alive
 
 
-def _used(alive: Sequence[Placed]) -> int:
+def _bytes_in_use(alive: Sequence[Placed]) -> int:
     """Bytes of tensors, those that share some counted once."""
     used, end = 0, 0
     for tensor in sorted(alive, key=lambda tensor: tensor.address):

@@ -25,7 +25,7 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+def build_network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
     """Nodes, with what they cost, and links, with their bytes, ready for JSON; None where operators hold graphs.
 
     Args:
@@ -60,7 +60,7 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | 
     return {
         "name": delegate.name,
         "backend": delegate.backend,
-        "nodes": [_told(node, by_place.get(key, [])) for key, node in nodes.items()],
+        "nodes": [_node_dict(node, by_place.get(key, [])) for key, node in nodes.items()],
         "links": [[place[a], place[b], max(count, 1)] for (a, b), count in links.items()],
     }
 
@@ -70,16 +70,16 @@ def _ends(side: str, tensors: Iterable[Io]) -> list[tuple[str, str]]:
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 
-def line(source: str) -> str:
+def short_source(source: str) -> str:
     """A line of an installed package by its place in that, as a page has no room for where packages are."""
     return source.rpartition("/site-packages/")[2]
 
 
-def _told(node: _Node, costs: Iterable[LayerCost]) -> dict[str, Any]:
+def _node_dict(node: _Node, costs: Iterable[LayerCost]) -> dict[str, Any]:
     costs = list(costs)
     return {
         "module": node.module,
-        "source": line(node.source),
+        "source": short_source(node.source),
         "operators": list(node.operators),
         "tosa": [f"{count} x {kind}" if count > 1 else kind for kind, count in node.tosa.items()],
         "cycles": sum(cost.cycles for cost in costs) if costs else None,

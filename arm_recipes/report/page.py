@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.rendering import Section, as_html, format_bytes
-from arm_recipes.report.network import line, network
+from arm_recipes.report.network import build_network, short_source
 
 if TYPE_CHECKING:
     from arm_recipes.report.layers import LayerCost
@@ -127,7 +127,9 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
     pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
     made = [
-        network(delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)])
+        build_network(
+            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)]
+        )
         for name, delegate in pairs
     ]
     networks = [graph for graph in made if graph is not None]
@@ -222,7 +224,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _row(cost: LayerCost) -> tuple[str, ...]:
     return (
         cost.name,
-        line(cost.source),
+        short_source(cost.source),
         f"{cost.cycles:,}",
         f"{cost.share:.1%}",
         f"{cost.macs:,}",
@@ -238,12 +240,12 @@ def _cost(cost: LayerCost) -> dict[str, Any]:
     names = ("name", "module", "kind", "cycles", "share", "utilization", "bound", "reason")
     return {name: getattr(cost, name) for name in names} | {
         "operators": list(cost.operators),
-        "source": line(cost.source),
+        "source": short_source(cost.source),
     }
 
 
 def _live(tensor: LiveTensor) -> tuple[str, ...]:
-    return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
+    return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, short_source(tensor.source)
 
 
 def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
@@ -261,7 +263,9 @@ def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
 
 
 def _gap(layer: LayerAccuracy) -> dict[str, Any]:
-    told = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {"source": line(layer.source)}
+    told = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {
+        "source": short_source(layer.source)
+    }
     return told | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
 
 

@@ -13,7 +13,7 @@ from arm_recipes.report.costs import layer_sections, memory_sections
 from arm_recipes.report.layers import method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 
 if TYPE_CHECKING:
     import torch
@@ -140,7 +140,7 @@ class ExportRecord(Renderable):
             yield from self._cost_sections(method)
         for name, figures in self.measured.items():
             yield f"Measured for {name}, in the emulator", _measured_rows(figures)
-            yield from _costliest(name, figures)
+            yield from _measured_layer_sections(name, figures)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -171,7 +171,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     if method.boundary:
         yield (
             f"Conversions at the boundary{of}",
-            [(name, str(number), _saved(name)) for name, number in method.boundary.items()],
+            [(name, str(number), _conversion_remedy(name)) for name, number in method.boundary.items()],
         )
     yield (
         f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu_operators)}",
@@ -181,9 +181,9 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
         yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
 
 
-def _saved(name: str) -> str:
+def _conversion_remedy(name: str) -> str:
     """How a model or recipe does without this conversion."""
-    return next((how for part, how in _SAVED.items() if part in name.split(".")), "")
+    return next((how for part, how in _CONVERSIONS.items() if part in name.split(".")), "")
 
 
 def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
@@ -239,7 +239,7 @@ def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
     return rows
 
 
-def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
+def _measured_layer_sections(name: str, figures: EthosUFigures) -> Iterator[Section]:
     """The layers that move most, and those that multiply most, beside Vela's estimates."""
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
     rows = []
@@ -290,7 +290,7 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
 # Reading a lowered program.
 
 #: Operators that convert types and memory formats at the border of delegates and compute nothing, and what saves them.
-_SAVED = {
+_CONVERSIONS = {
     "quantize_per_tensor": "quantized_io=True: the program takes integers",
     "dequantize_per_tensor": "quantized_io=True: the program returns integers",
     "_to_copy": "int32 in place of int64, float32 in place of float64",
@@ -323,11 +323,11 @@ def describe_graph(
         name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
-        if any(part in _SAVED for part in name.split(".")):
+        if any(part in _CONVERSIONS for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), grouped(cpu)
+    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
 
 
 def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:

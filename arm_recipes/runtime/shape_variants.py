@@ -17,7 +17,7 @@ Pad = float | Mapping[str, float]
 
 @dataclass(frozen=True)
 class SizedMethod:
-    """What is stored of it, see ``arm_recipes.samples.sizes.Sized``."""
+    """What is stored of it, see ``arm_recipes.samples.sizes.SizedMethod``."""
 
     name: str
     methods: dict[str, dict[str, int]]

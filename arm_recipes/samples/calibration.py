@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 _META_KEY = "arm_recipes_calibration"
 
@@ -62,7 +62,7 @@ class Calibration:
             as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(found)
         )
         if pattern is not None and isinstance(found, DataLoader):
-            samples = fitted(map(pattern.without_labels, samples), pattern)
+            samples = fit_batches(map(pattern.without_labels, samples), pattern)
         empty = True
         for sample in samples:
             empty = False

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 Model = torch.nn.Module | ExportedProgram
 #: Method name -> samples. The first is captured, all of them calibrate.
@@ -34,10 +34,10 @@ def models_by_method(model: Any) -> dict[str, Model]:
     given = model if isinstance(model, Mapping) else {"forward": model}
     if not given:
         raise ValueError("model: the dict of methods is empty")
-    return _with_plain_weights({method: _model(method, value) for method, value in given.items()})
+    return _dequantize_weights({method: _model(method, value) for method, value in given.items()})
 
 
-def _with_plain_weights(models: dict[str, Model]) -> dict[str, Model]:
+def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
     """The models; where torchao's ``quantize_`` was there, copies whose weights are the numbers that these stand for.
 
     What else they do, to round activations by their range of the moment, say, is the recipe's to decide.
@@ -46,10 +46,10 @@ def _with_plain_weights(models: dict[str, Model]) -> dict[str, Model]:
     held: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
     if not any(map(is_traceable_wrapper_subclass, held)):
         return models
-    return models | copy.deepcopy(modules, {id(x): _plain(x) for x in held})
+    return models | copy.deepcopy(modules, {id(x): _dequantize(x) for x in held})
 
 
-def _plain(weight: Any) -> Any:
+def _dequantize(weight: Any) -> Any:
     if not is_traceable_wrapper_subclass(weight):
         return weight
     if not hasattr(weight, "dequantize"):
@@ -123,7 +123,7 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     first, *others = (as_inputs(sample, f"samples[{i}]", of) for i, sample in enumerate(samples))
     pattern = Pattern.of_inputs(first)
     if is_loader:
-        others = list(fitted(others, pattern))
+        others = list(fit_batches(others, pattern))
     for index, sample in enumerate(others, 1):
         pattern.check_form(sample, f"samples[{index}]{of}")
     return [first, *others]
@@ -169,10 +169,10 @@ def without_labels(model: Model, sample: Any) -> Any:
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
-def with_loaders(samples: Any) -> Any:
+def resolve_loaders(samples: Any) -> Any:
     """Example inputs, by method if they were, with the ``DataLoader`` in place of a function that returns one."""
     if isinstance(samples, Mapping):
-        return {method: with_loaders(given) for method, given in samples.items()}
+        return {method: resolve_loaders(given) for method, given in samples.items()}
     if not callable(samples):
         return samples
     found = samples()
@@ -185,7 +185,7 @@ def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -
     A program that is captured already has its batch, and tensors that are given as such are what is wanted.
 
     Args:
-        samples: as they were given, ``with_loaders``.
+        samples: as they were given, ``resolve_loaders``.
         examples: what ``examples_by_method`` made of them.
     """
     given = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)

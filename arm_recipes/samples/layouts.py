@@ -14,12 +14,12 @@ from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs
 
 
-def channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:
-    """Models and samples with every input of four dimensions, (N, C, H, W), in ``torch.channels_last``.
+def to_channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:
+    """Models and samples with every input of four dimensions, (N, C, H, W), in ``torch.to_channels_last``.
 
     A program that is captured already is captured anew, as its graph holds for the layout that it was traced with.
     """
-    laid = {method: [_laid(sample) for sample in samples] for method, samples in examples.items()}
+    laid = {method: [_to_channels_last(sample) for sample in samples] for method, samples in examples.items()}
     found = dict(models)
     for method, samples in laid.items():
         model = models[method]
@@ -30,7 +30,7 @@ def channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict
     return found, laid
 
 
-def _laid(sample: Inputs) -> Inputs:
+def _to_channels_last(sample: Inputs) -> Inputs:
     def turned(leaf: Any) -> Any:
         is_image = isinstance(leaf, torch.Tensor) and leaf.dim() == 4
         return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf

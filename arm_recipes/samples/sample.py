@@ -83,7 +83,7 @@ def _parts(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def make_known(value: Any) -> bool:
+def register_dataclasses(value: Any) -> bool:
     """Make dataclasses known to PyTorch that it has not seen yet; whether there are any in ``value``."""
     unknown = {type(leaf) for leaf in pytree.tree_leaves(value) if dataclasses.is_dataclass(leaf)}
     for kind in unknown:
@@ -93,7 +93,7 @@ def make_known(value: Any) -> bool:
 
 def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.TreeSpec]:
     """Leaves with their paths."""
-    while make_known(value):  # what these hold may be such again
+    while register_dataclasses(value):  # what these hold may be such again
         pass
     return pytree.tree_flatten_with_path(value)
 
@@ -219,7 +219,7 @@ def _same_shape(given: torch.Size, expected: torch.Size) -> bool:
     return all(not isinstance(e, int) or g == e for g, e in zip(given, expected, strict=True))
 
 
-def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
+def fit_batches(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
     """Batches of a DataLoader in the batch size of ``pattern``: split, or joined with those that follow.
 
     The first dimension is the batch. What is left at the end is repeated until it fills a batch, so that every item
@@ -231,7 +231,7 @@ def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
     size = 0
     for index, sample in enumerate(samples):
         leaves = pattern.flatten(sample, f"sample {index}")
-        found = _batched(leaves, pattern)
+        found = _batched_leaves(leaves, pattern)
         if not found or (pending and found != places):
             yield sample
             continue
@@ -239,16 +239,16 @@ def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
         batch = [leaves[place] for place in places]
         pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)] if pending else batch
         while pending and pending[0].shape[0] >= size:
-            yield _replaced(pattern, leaves, places, [tensor[:size] for tensor in pending])
+            yield _replace_leaves(pattern, leaves, places, [tensor[:size] for tensor in pending])
             rest = [tensor[size:] for tensor in pending]
             pending = rest if rest[0].shape[0] else []
     if pending:
         count = pending[0].shape[0]
         wrapped = torch.arange(size) % count
-        yield _replaced(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
+        yield _replace_leaves(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
 
 
-def _batched(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
+def _batched_leaves(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
     """Positions of the leaves whose first dimension alone is not the model's; none if they disagree in it."""
     places = []
     for place, (value, expected) in enumerate(zip(leaves, pattern.leaves, strict=True)):
@@ -263,7 +263,7 @@ def _batched(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
     return places if len(sizes) == 1 and all(given and fixed for given, fixed in sizes) else []
 
 
-def _replaced(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
+def _replace_leaves(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
     changed = list(leaves)
     for place, value in zip(places, values, strict=True):
         changed[place] = value

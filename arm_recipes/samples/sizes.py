@@ -23,7 +23,7 @@ Axes = dict[int, Any]
 
 
 @dataclass
-class Sized:
+class SizedMethod:
     """A method that is exported in several sizes.
 
     Attributes:
@@ -58,9 +58,9 @@ class Sized:
         return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
 
 
-def expanded(
+def expand_sizes(
     models: Mapping[str, Model], examples: Examples, dynamic_shapes: Any, sizes: Sizes
-) -> tuple[dict[str, Model], Examples, dict[str, Sized]]:
+) -> tuple[dict[str, Model], Examples, dict[str, SizedMethod]]:
     """Models and example inputs with a method for each combination of sizes in place of each that has dynamic shapes.
 
     A sample calibrates the method with the largest sizes that it fills, and is cut to these; the first one is brought
@@ -71,7 +71,7 @@ def expanded(
     """
     given = dynamic_shapes if isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys() else None
     by_method = given if given is not None else {"forward": dynamic_shapes}
-    found: dict[str, Sized] = {}
+    found: dict[str, SizedMethod] = {}
     all_models: dict[str, Model] = {}
     all_examples: Examples = {}
     known: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def expanded(
         _check(dims, sizes)
         combinations = [dict(zip(dims, choice, strict=True)) for choice in product(*(sizes[name] for name in dims))]
         named = {_name(method, combination): combination for combination in combinations}
-        for name, samples in _distributed(examples[method], axes, named).items():
+        for name, samples in _distribute_samples(examples[method], axes, named).items():
             all_models[name] = model.module() if isinstance(model, ExportedProgram) else model
             all_examples[name] = samples
         plain_names = {dim.__name__ for leaf in axes for dim in leaf.values()}
@@ -95,7 +95,7 @@ def expanded(
         plain = [{axis: dim.__name__ for axis, dim in leaf.items() if _root(dim) is dim} for leaf in axes]
         tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
         inputs = [leaf for leaf, tensor in zip(plain, tensors, strict=True) if isinstance(tensor, torch.Tensor)]
-        found[method] = Sized(named, inputs)
+        found[method] = SizedMethod(named, inputs)
     for name in sizes:
         if name not in known:
             listed = ", ".join(f"'{dim}'" for dim in known) or "none with a name"
@@ -170,14 +170,16 @@ def _is_dynamic(dim: Any, name: str) -> bool:
     return True
 
 
-def _distributed(samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]) -> Examples:
+def _distribute_samples(
+    samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]
+) -> Examples:
     """Samples by method."""
-    found = {name: [_resized(samples[0], axes, sizes)] for name, sizes in methods.items()}
+    found = {name: [_resize(samples[0], axes, sizes)] for name, sizes in methods.items()}
     for index, sample in enumerate(samples):
-        fitting = [name for name, sizes in methods.items() if _fills(sample, axes, sizes)]
+        fitting = [name for name, sizes in methods.items() if _is_large_enough(sample, axes, sizes)]
         if fitting:
             largest = max(fitting, key=lambda name: _volume(methods[name]))
-            resized = _resized(sample, axes, methods[largest])
+            resized = _resize(sample, axes, methods[largest])
             if index == 0:
                 found[largest][0] = resized
             else:
@@ -185,7 +187,7 @@ def _distributed(samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mappi
     return found
 
 
-def _fills(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
+def _is_large_enough(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
     leaves = pytree.tree_leaves((tuple(sample), sample.keywords))
     pairs = ((leaf.shape[axis], dim) for leaf, of in zip(leaves, axes, strict=True) for axis, dim in of.items())
     return all(_size(dim, sizes) <= size for size, dim in pairs)
@@ -200,7 +202,7 @@ def _size(dim: Any, sizes: Mapping[str, int]) -> int:
     return int(dim.fn(size)) if _root(dim) is not dim else size
 
 
-def _resized(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
+def _resize(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
     """A sample cut to sizes, or repeated until it has them."""
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     resized = []

@@ -76,7 +76,7 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def left_float(model: nn.Module, method: str) -> tuple[list[str], bool]:
+def describe_float_layers(model: nn.Module, method: str) -> tuple[list[str], bool]:
     """Sentences on the layers of a transformed ``model`` that are not block-scaled, and whether none is."""
     layers = {
         name: layer
@@ -92,7 +92,7 @@ def left_float(model: nn.Module, method: str) -> tuple[list[str], bool]:
 
 
 @register_quantize_module_handler(MXConfig)
-def _rounding(module: nn.Module, config: MXConfig) -> nn.Module:
+def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
     """The same object with the same weights, so that names and sharing stay, also where it is the whole model."""
     if is_mx_layer(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d

@@ -34,7 +34,7 @@ Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
 #: Attributes of a quantizer, all that ``ExportRecipe.combine`` keeps of a recipe: its improvements, and ``min_sqnr``.
-_NAMED, _ASKED = "arm_recipes_improve", "arm_recipes_min_sqnr"
+_ALGORITHMS_ATTRIBUTE, _MIN_SQNR_ATTRIBUTE = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
@@ -52,7 +52,11 @@ def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
     """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
-    named = [getattr(quantizer, _NAMED) for quantizer in recipe.quantizers or () if hasattr(quantizer, _NAMED)]
+    named = [
+        getattr(quantizer, _ALGORITHMS_ATTRIBUTE)
+        for quantizer in recipe.quantizers or ()
+        if hasattr(quantizer, _ALGORITHMS_ATTRIBUTE)
+    ]
     return tuple(name for name in (named or [ALGORITHMS])[0] if all(name in names for names in named))
 
 
@@ -71,8 +75,8 @@ def quantization_recipe(
         train: trains the prepared model that it is given; None quantizes after training.
         min_sqnr: dB that rounding must leave of each result, or None.
     """
-    setattr(quantizer, _NAMED, algorithms)
-    setattr(quantizer, _ASKED, min_sqnr)
+    setattr(quantizer, _ALGORITHMS_ATTRIBUTE, algorithms)
+    setattr(quantizer, _MIN_SQNR_ATTRIBUTE, min_sqnr)
     asked = {"qat": train, "min_sqnr": min_sqnr}
     refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
     return AlgorithmRecipe(
@@ -149,7 +153,7 @@ class FastQuantizeStage(QuantizeStage):
         self._quantization_recipe: QuantizationRecipe = recipe
         self.capture = capture
         self._progress = progress
-        self.originals: dict[str, Original] = {}
+        self.originals: dict[str, FloatProgram] = {}
         self.losses: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
 
@@ -252,7 +256,7 @@ class FastQuantizeStage(QuantizeStage):
         for method, model in observed.items():
             quantized[method] = model.quantized(partial(self._tell_losses, method))
             _check_results(method, captured[method], quantized[method])
-            self.originals[method] = Original(captured[method], model.floats, model.ranges)
+            self.originals[method] = FloatProgram(captured[method], model.floats, model.ranges)
         return quantized
 
     def _tell_losses(self, method: str, model: ObservedProgram) -> None:
@@ -271,7 +275,7 @@ class FastQuantizeStage(QuantizeStage):
     @property
     def _asked(self) -> float:
         """``min_sqnr`` of the recipe; less than any where it has none."""
-        return max(getattr(quantizer, _ASKED, None) or -math.inf for quantizer in self.quantizers)
+        return max(getattr(quantizer, _MIN_SQNR_ATTRIBUTE, None) or -math.inf for quantizer in self.quantizers)
 
     def _require_known(self, method: str) -> None:
         """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
@@ -341,7 +345,7 @@ def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, exa
 
 
 @dataclass(frozen=True)
-class Original:
+class FloatProgram:
     """A method before it was quantized by us.
 
     Attributes:

@@ -23,8 +23,8 @@ from arm_backend_core.quantization import get_symmetric_a16w8_quantization_confi
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
 from arm_recipes.cli.main import main
 from arm_recipes.pipeline.cache import key
-from arm_recipes.pipeline.cache.digest import Digest, Unknown
-from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
+from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
+from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from tests.recipes.models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -145,7 +145,7 @@ def _keys(folder: Path, **options: Any) -> set[str]:
     asked = set[str]()
 
     class Recorded(Store):
-        def read(self, key: str) -> Saved | None:
+        def read(self, key: str) -> CacheEntry | None:
             asked.add(key)
             raise Asked
 
@@ -211,7 +211,7 @@ def _spoiled(file: Path, how: str) -> None:
     elif how == "a bit":
         file.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
     elif how == "another's":
-        store.write("0" * 64, Saved(*_read(store, file)))
+        store.write("0" * 64, CacheEntry(*_read(store, file)))
         store.file("0" * 64).replace(file)
     else:
         file.write_bytes(pickle.dumps(Evil()))
@@ -229,7 +229,7 @@ def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], t
     copied = Path(shutil.copy(file, tmp_path))
     assert Store(tmp_path).read(copied.stem) is not None
     _spoiled(copied, how)
-    with pytest.raises(Damaged, match=r"^it is no file of this cache|^its content is not what was written"):
+    with pytest.raises(CorruptEntry, match=r"^it is no file of this cache|^its content is not what was written"):
         Store(tmp_path).read(copied.stem)
 
 
@@ -249,13 +249,13 @@ def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
     store = Store(tmp_path)
     saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": ()})
     store.write("a", saved)
-    with pytest.raises(Damaged, match=r"'sys\.exit' is no part of a report"):
+    with pytest.raises(CorruptEntry, match=r"'sys\.exit' is no part of a report"):
         store.read("a")
 
 
 def test_readers_and_writers_at_the_same_time(tmp_path: Path, made: tuple[Path, ExportResult]) -> None:
     (file,) = made[0].glob("*.export")
-    saved = Saved(*_read(Store(made[0]), file))
+    saved = CacheEntry(*_read(Store(made[0]), file))
 
     def use(number: int) -> bool:
         store = Store(tmp_path)
@@ -366,5 +366,5 @@ def _wrapping(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse(), _wrapping])
 def test_what_may_be_anything_is_refused(value: Any) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(NotCacheable):
         _digest([value])

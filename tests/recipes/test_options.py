@@ -212,7 +212,7 @@ def test_lists_are_copied() -> None:
     ("given", "count"), [(512, 512), ("512", 512), ("384KiB", 393_216), ("1.5 MiB", 1_572_864), ("2mb", 2_000_000)]
 )
 def test_bytes_of_a_budget(given: int | str, count: int) -> None:
-    assert options.byte_count(given) == count
+    assert options.parse_bytes(given) == count
 
 
 def test_defaults_are_filled_in() -> None:

@@ -116,7 +116,7 @@ def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, li
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
     inputs.check_static(models, None)
-    samples = inputs.with_loaders(samples)
+    samples = inputs.resolve_loaders(samples)
     given = None if samples is None else inputs.sample_list(METHOD, samples)
     cut = None if given is None else [inputs.without_labels(models[METHOD], sample) for sample in given]
     examples = inputs.examples_by_method(cut, models)[METHOD]

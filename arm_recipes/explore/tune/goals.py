@@ -125,7 +125,7 @@ def _most(name: str, value: Any, base: float | None) -> float:
             raise ValueError(f"budget: cycles must be a number of them (int), or a factor such as 1.1; got {value!r}")
         return value
     try:
-        return options.byte_count(value)
+        return options.parse_bytes(value)
     except ValueError as error:
         raise ValueError(
             f"budget: {name} must be bytes, a text such as '512KiB', or a factor; got {value!r}: {error}"

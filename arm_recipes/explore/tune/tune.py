@@ -120,13 +120,13 @@ def _check_recipe(recipe: Any) -> None:
 
 def _choices(recipe: ArmRecipe, given: Sequence[str] | None, budget: Mapping[str, Any] | None) -> list[str]:
     """Precisions to choose from, the recipe's own first."""
-    own = names.of_recipe(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
+    own = names.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if given is None:
         found = ["A16W8", *(["A8W4"] if budget and "flash" in budget else [])]
         found += [names.FLOAT] if names.FLOAT in names.allowed(recipe.type_name) else []
     else:
         found = [given] if isinstance(given, str) else list(given)
-        wrong = names.problem({str(i): name for i, name in enumerate(found)})
+        wrong = names.find_problem({str(i): name for i, name in enumerate(found)})
         if wrong is not None:
             raise ValueError(f"candidate_precisions: {wrong}")
         names.check(recipe.type_name, found)

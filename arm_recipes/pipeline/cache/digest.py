@@ -39,7 +39,7 @@ _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qs
 _CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 
 
-class Unknown(Exception):
+class NotCacheable(Exception):
     """What something holds cannot be told; the message names it."""
 
 
@@ -66,11 +66,11 @@ class Digest:
 
     def _of(self, value: Any) -> bytes:
         if isinstance(value, _PLAIN):
-            return _told(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
+            return _hash(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
         if isinstance(value, _NAMED):
-            return _told("named", str(value).encode())
+            return _hash("named", str(value).encode())
         if id(value) in self._around:
-            return _told("around", str(len(self._around) - self._around[id(value)]).encode())
+            return _hash("around", str(len(self._around) - self._around[id(value)]).encode())
         if id(value) not in self._known:
             self._around[id(value)] = len(self._around)
             made = self._of_new(value)
@@ -81,48 +81,48 @@ class Digest:
 
     def _of_new(self, value: Any) -> bytes:
         if isinstance(value, Enum):
-            return _told("enum", f"{_name(type(value))}.{value.name}".encode())
+            return _hash("enum", f"{_name(type(value))}.{value.name}".encode())
         if isinstance(value, torch.Tensor):
             return _tensor(value)
         if isinstance(value, np.ndarray):
-            return _told("array", f"{value.dtype.str}{value.shape}".encode(), np.ascontiguousarray(value).data)
+            return _hash("array", f"{value.dtype.str}{value.shape}".encode(), np.ascontiguousarray(value).data)
         if isinstance(value, Mapping):
             parts = (self._of(part) for pair in value.items() for part in pair)
-            return _told("mapping", _kind(value).encode(), *parts)
+            return _hash("mapping", _kind(value).encode(), *parts)
         if isinstance(value, (set, frozenset)):
-            return _told("set", *sorted(map(self._of, value)))
+            return _hash("set", *sorted(map(self._of, value)))
         if isinstance(value, (list, tuple)):
             keywords = [getattr(value, "keywords", None)]  # of ``Inputs``
-            return _told("list", _kind(value).encode(), *map(self._of, [*value, *keywords]))
+            return _hash("list", _kind(value).encode(), *map(self._of, [*value, *keywords]))
         return self._of_object(value)
 
     def _of_object(self, value: Any) -> bytes:
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
-            return _told("operator", _operator(value).encode())
+            return _hash("operator", _operator(value).encode())
         if isinstance(value, _CODE):
             held: list[Any] = []
             if isinstance(value, types.FunctionType):
                 _check_source(value)
                 held = [value.__code__.co_firstlineno, value.__defaults__, value.__kwdefaults__]
                 held += [cell.cell_contents for cell in value.__closure__ or ()]
-            return _told("code", _name(value).encode(), *map(self._of, held))
+            return _hash("code", _name(value).encode(), *map(self._of, held))
         if isinstance(value, functools.partial):
-            return _told("partial", *map(self._of, (value.func, value.args, value.keywords)))
+            return _hash("partial", *map(self._of, (value.func, value.args, value.keywords)))
         if isinstance(value, types.MethodType):
-            return _told("method", *map(self._of, (value.__func__, value.__self__)))
+            return _hash("method", *map(self._of, (value.__func__, value.__self__)))
         if isinstance(value, (Node, PurePath, pytree.TreeSpec, slice, range)):
-            return _told(type(value).__name__, str(value).encode())
+            return _hash(type(value).__name__, str(value).encode())
         slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
         if not slots and not hasattr(value, "__dict__"):
-            raise Unknown(f"a {_name(type(value))}")
+            raise NotCacheable(f"a {_name(type(value))}")
         names = sorted(
             (slots | vars(value).keys() if hasattr(value, "__dict__") else slots) - {"__weakref__", "__dict__"}
         )
         state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _told("object", _name(type(value)).encode(), self._of(state))
+        return _hash("object", _name(type(value)).encode(), self._of(state))
 
 
-def _told(kind: str, *parts: bytes | memoryview) -> bytes:
+def _hash(kind: str, *parts: bytes | memoryview) -> bytes:
     digest = hashlib.sha256(f"{kind} {[len(part) for part in parts]}:".encode())
     for part in parts:
         digest.update(part)
@@ -132,10 +132,10 @@ def _told(kind: str, *parts: bytes | memoryview) -> bytes:
 def _tensor(tensor: torch.Tensor) -> bytes:
     told = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}"
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
-        return _told("shape", f"{told} {tensor.stride()}".encode())
+        return _hash("shape", f"{told} {tensor.stride()}".encode())
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
-        raise Unknown(f"a tensor on {tensor.device}, {tensor.layout}")
-    return _told("tensor", f"{told} {tensor.stride()}".encode(), _content(tensor))
+        raise NotCacheable(f"a tensor on {tensor.device}, {tensor.layout}")
+    return _hash("tensor", f"{told} {tensor.stride()}".encode(), _content(tensor))
 
 
 def _content(tensor: torch.Tensor) -> memoryview:
@@ -156,14 +156,14 @@ def _operator(value: Any) -> str:
     namespace = getattr(value, "namespace", None) or getattr(value, "_qualified_op_name", name).split("::")[0]
     if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _NAMESPACES:
         return f"{namespace} {name}"
-    raise Unknown(f"the operator {name}, which is none of PyTorch's")
+    raise NotCacheable(f"the operator {name}, which is none of PyTorch's")
 
 
 def _check_source(function: types.FunctionType) -> None:
     """A function may only say that it is of a module: what wraps another one takes its name."""
     module = sys.modules.get(function.__module__ or "")
     if function.__code__.co_filename != getattr(module, "__file__", None):
-        raise Unknown(f"'{function.__module__}.{function.__qualname__}', which is defined elsewhere")
+        raise NotCacheable(f"'{function.__module__}.{function.__qualname__}', which is defined elsewhere")
 
 
 def _name(value: Any) -> str:
@@ -171,5 +171,5 @@ def _name(value: Any) -> str:
     module, name = getattr(value, "__module__", None) or "builtins", getattr(value, "__qualname__", repr(value))
     package = module.split(".")[0]
     if package not in PACKAGES and package not in sys.stdlib_module_names:
-        raise Unknown(f"'{module}.{name}', whose code may change")
+        raise NotCacheable(f"'{module}.{name}', whose code may change")
     return f"{module}.{name}"

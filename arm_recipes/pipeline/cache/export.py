@@ -15,13 +15,13 @@ from torch.export import ExportedProgram
 
 from arm_recipes._internal.messages import warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
-from arm_recipes.pipeline.cache.digest import Unknown
+from arm_recipes.pipeline.cache.digest import NotCacheable
 from arm_recipes.pipeline.cache.key import ReadSamples, key_of
-from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
+from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import Sized
+from arm_recipes.samples.sizes import SizedMethod
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.pipeline import Pipeline
@@ -45,7 +45,7 @@ class CachedExport:
         recipe: ExportRecipe,
         models: Mapping[str, Model],
         examples: Examples,
-        sized: Mapping[str, Sized],
+        sized: Mapping[str, SizedMethod],
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
@@ -82,10 +82,10 @@ class CachedExport:
         try:
             self._key = self._key_of(programs, notes)
             saved = self._store.read(self._key)
-        except Unknown as what:
+        except NotCacheable as what:
             self._note(f"cache_dir: this export is not kept, as {what} is not part of what the cache can tell apart")
             return None
-        except Damaged as reason:
+        except CorruptEntry as reason:
             self._note(f"cache_dir: '{self._store.file(self._key or '')}' is not used, {reason}; it is written anew")
             return None
         if saved is None:
@@ -100,7 +100,7 @@ class CachedExport:
         report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
         patterns = {name: Pattern.of_program(program) for name, program in programs.items()}
         out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
-        parts = _Later(programs, make)
+        parts = _DeferredParts(programs, make)
         return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
 
     def keep(self, result: Artifact, warnings: Sequence[str]) -> None:
@@ -109,16 +109,16 @@ class CachedExport:
             self._key = None
             self._note("cache_dir: this export is not kept, as its calibration data are others each time they are read")
         if self._key is not None:
-            self._store.write(self._key, Saved(result.report, b"".join(result.pieces), tuple(warnings)))
+            self._store.write(self._key, CacheEntry(result.report, b"".join(result.pieces), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
     def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
         recipe = self.recipe
         if not isinstance(recipe, ArmRecipe):
-            raise Unknown("a recipe that is combined, or not this package's,")
+            raise NotCacheable("a recipe that is combined, or not this package's,")
         for option, what in (("qat", "what trains (qat)"), ("dump_dir", "what is written to dump_dir")):
             if recipe.options.get(option) is not None:
-                raise Unknown(what)
+                raise NotCacheable(what)
         if self._samples is not None:
             for program in programs.values():
                 self._samples.read_all(Pattern.of_program(program))
@@ -132,7 +132,7 @@ class CachedExport:
         warn(text)
 
 
-class _Later:
+class _DeferredParts:
     """Makes the parts of an export that was found, when they are asked for; the model must be as it was.
 
     Raises:

@@ -23,8 +23,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.program import identity
 from arm_recipes._internal.versions import TOOLS, version
-from arm_recipes.pipeline.cache.digest import Digest, Unknown
-from arm_recipes.recipe.recipe import NO_TEXT, ArmRecipe
+from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
+from arm_recipes.recipe.recipe import NOT_SERIALIZABLE, ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.inputs import Model
 from arm_recipes.samples.sample import Inputs, Pattern
@@ -78,19 +78,19 @@ def key_of(
         Unknown: something of it cannot be told; the message names it.
     """
     digest = Digest()
-    digest.add(made_by())
+    digest.add(toolchain())
     _add_recipe(digest, recipe)
     places: dict[Any, int] = {}
     for method, program in programs.items():
         digest.add(method)
         _add_program(digest, program, places)
-    digest.add(_shared(models))
+    digest.add(_module_identities(models))
     digest.add({method: list(samples) for method, samples in examples.items()})
     digest.add(more)
     return digest.hexdigest()
 
 
-def made_by() -> dict[str, Any]:
+def toolchain() -> dict[str, Any]:
     """All that makes a program, but what it is given."""
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
@@ -130,14 +130,14 @@ def _add_recipe(digest: Digest, recipe: ArmRecipe) -> None:
     digest.add(recipe.to_dict())
     for name, value in vars(recipe).items():
         if name == "options":
-            digest.add({key: item for key, item in value.items() if key not in NO_TEXT})
+            digest.add({key: item for key, item in value.items() if key not in NOT_SERIALIZABLE})
         elif name != "quantization_recipe" or value is None:
-            digest.add((name, _settled(value) if isinstance(value, ExecutorchBackendConfig) else value))
+            digest.add((name, _normalize_config(value) if isinstance(value, ExecutorchBackendConfig) else value))
         else:
             digest.add({key: None if isinstance(item, Calibration) else item for key, item in vars(value).items()})
 
 
-def _settled(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
+def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     """With what ExecuTorch writes from it into its pass, which is one for all exports of a process."""
     config, name = copy.copy(config), "enable_non_cpu_memory_planning"
     if hasattr(config.memory_planning_pass, name):
@@ -146,7 +146,7 @@ def _settled(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     return config
 
 
-def _shared(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
+def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
     """Modules of each method by path and number: where methods have one in common, they get the same scales there."""
     numbers: dict[int, int] = {}
     modules = ((method, model) for method, model in models.items() if isinstance(model, torch.nn.Module))
@@ -166,7 +166,7 @@ def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int
     digest.add((program.call_spec.in_spec, program.call_spec.out_spec))
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         if not isinstance(tensor, torch.Tensor):
-            raise Unknown(f"'{name}' of the model, a {type(tensor).__name__}")
+            raise NotCacheable(f"'{name}' of the model, a {type(tensor).__name__}")
         # What is one tensor under two names is read once, and written as one.
         place = identity(tensor)
         digest.add((name, places.setdefault(place, len(places))))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_recipes._internal.files import made_folder, write
+from arm_recipes._internal.files import make_folder, write
 from arm_recipes.report.report import Report
 
 _MAGIC = b"arm-recipes export 1\n"
@@ -27,7 +27,7 @@ _MODULES = (
 
 
 @dataclass(frozen=True)
-class Saved:
+class CacheEntry:
     """What an export made.
 
     Attributes:
@@ -40,7 +40,7 @@ class Saved:
     warnings: tuple[str, ...]
 
 
-class Damaged(Exception):
+class CorruptEntry(Exception):
     """A file holds something else than what was written; the message says what is wrong."""
 
 
@@ -52,13 +52,13 @@ class Store:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = made_folder(folder, "cache_dir")
+        self._folder = make_folder(folder, "cache_dir")
 
     def file(self, key: str) -> Path:
         """Of a key, whether it is there or not."""
         return self._folder / f"{key}.export"
 
-    def read(self, key: str) -> Saved | None:
+    def read(self, key: str) -> CacheEntry | None:
         """What was written under a key, None if nothing was.
 
         Raises:
@@ -69,26 +69,26 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Damaged(f"it cannot be read: {error.strerror}") from error
+            raise CorruptEntry(f"it cannot be read: {error.strerror}") from error
         start = len(_MAGIC) + _DIGEST
         if not data.startswith(_MAGIC):
-            raise Damaged("it is no file of this cache")
+            raise CorruptEntry("it is no file of this cache")
         content = memoryview(data)[start:]
-        if data[len(_MAGIC) : start] != _sealed(key, content):
-            raise Damaged("its content is not what was written")
+        if data[len(_MAGIC) : start] != _entry_digest(key, content):
+            raise CorruptEntry("its content is not what was written")
         try:
             report, program, warnings = _Reader(io.BytesIO(content)).load()
         except Exception as error:  # what pickle raises depends on what is there
-            raise Damaged(f"{type(error).__name__}: {error}") from error
-        return Saved(report, program, warnings)
+            raise CorruptEntry(f"{type(error).__name__}: {error}") from error
+        return CacheEntry(report, program, warnings)
 
-    def write(self, key: str, saved: Saved) -> None:
+    def write(self, key: str, saved: CacheEntry) -> None:
         """Keep an export; a file that is there is replaced."""
         content = pickle.dumps((saved.report, saved.program, saved.warnings), protocol=5)
-        write(self.file(key), _MAGIC, _sealed(key, content), content)
+        write(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
 
-def _sealed(key: str, content: bytes | memoryview) -> bytes:
+def _entry_digest(key: str, content: bytes | memoryview) -> bytes:
     """The digest of a file's content, with the key that it was written under."""
     digest = hashlib.sha256(key.encode())
     digest.update(content)

@@ -19,11 +19,15 @@ from torch.fx import Graph
 from arm_backend_core.program import identity, written
 from arm_recipes._internal.error_location import describe
 from arm_recipes._internal.messages import ExportError, warn
-from arm_recipes.samples.sample import Inputs, make_known
-from arm_recipes.stages.capture.data_dependent_shapes import settle_sizes
-from arm_recipes.stages.capture.trace_constants import Known, recurrent_layers_by_shape, unchecked
+from arm_recipes.samples.sample import Inputs, register_dataclasses
+from arm_recipes.stages.capture.data_dependent_shapes import resolve_sizes
+from arm_recipes.stages.capture.trace_constants import (
+    TraceConstants,
+    recurrent_layers_by_shape,
+    skip_distribution_checks,
+)
 from arm_recipes.stages.capture.training_mode import training_behavior
-from arm_recipes.stages.capture.uint8 import move_real_numbers
+from arm_recipes.stages.capture.uint8 import move_casts_outward
 
 #: What PyTorch says of classes that it can take apart once they are registered.
 _UNKNOWN = "need to register a pytree for it"
@@ -73,7 +77,7 @@ class Capture:
 
         try:
             program = self._export(model, example, dynamic_shapes, first)
-            if _find_buffers(program):
+            if _unify_buffers(program):
                 restore()
             _check_state(program)
         except Exception as error:
@@ -111,15 +115,15 @@ class Capture:
     def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:
         """Make dataclasses known that the model returns; whether there are any."""
         with torch.no_grad():
-            return make_known(model(*example, **example.keywords))
+            return register_dataclasses(model(*example, **example.keywords))
 
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
-        known = Known(model)
+        known = TraceConstants(model)
         answers = contextlib.nullcontext() if strict else known  # strict capture takes no Python of ours in between
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with torch.no_grad(), unchecked(), recurrent_layers_by_shape(), answers, quiet as printed:
+        with torch.no_grad(), skip_distribution_checks(), recurrent_layers_by_shape(), answers, quiet as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
@@ -127,14 +131,14 @@ class Capture:
                 # Its levels, which are calls in the graph, hold while PyTorch traces the operators between them.
                 program = program.run_decompositions({})
         sys.stderr.write(printed.getvalue())
-        _tidy(program)
-        settle_sizes(program)
-        move_real_numbers(program)
+        _simplify(program)
+        resolve_sizes(program)
+        move_casts_outward(program)
         _check_branches(program, known.asked)
         return program
 
 
-def _tidy(program: ExportedProgram) -> None:
+def _simplify(program: ExportedProgram) -> None:
     """Take out what adds nothing, and no target has.
 
     Where the model catches what an operator raises, PyTorch leaves the operator in the graph, without a value. A
@@ -142,7 +146,7 @@ def _tidy(program: ExportedProgram) -> None:
     """
     from arm_backend_core.nodes import drop_unread
 
-    _know_readers(program.graph)
+    _repair_users(program.graph)
     changed = False
     for node in list(program.graph.nodes):
         results = isinstance(node.target, OpOverload) and node.target._schema.returns
@@ -162,7 +166,7 @@ def _tidy(program: ExportedProgram) -> None:
         program.graph_module.recompile()
 
 
-def _know_readers(graph: Graph) -> None:
+def _repair_users(graph: Graph) -> None:
     """Have every node know what reads it: in front of a region of autocast PyTorch forgets some."""
     for node in graph.nodes:
         for source in node.all_input_nodes:
@@ -173,7 +177,7 @@ def _static(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _find_buffers(program: ExportedProgram) -> bool:
+def _unify_buffers(program: ExportedProgram) -> bool:
     """Read tensors that are buffers under another name (a cache that the model is given) as these.
 
     Returns:

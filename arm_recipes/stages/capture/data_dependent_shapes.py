@@ -25,28 +25,28 @@ _PUTS = (aten.index_put.default, aten.index_put_.default)
 _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
 
 
-def settle_sizes(program: ExportedProgram) -> None:
+def resolve_sizes(program: ExportedProgram) -> None:
     """Edit the program in place; what depends on the values of inputs stays as it is."""
-    if any(map(_is_open, program.graph.find_nodes(op="placeholder"))):
+    if any(map(_is_data_dependent, program.graph.find_nodes(op="placeholder"))):
         return
-    if _gathered(program.graph):
+    if _select_to_gather(program.graph):
         _refresh(program.graph)
         program.graph_module.recompile()
-    if not any(map(_is_open, program.graph.nodes)):
+    if not any(map(_is_data_dependent, program.graph.nodes)):
         return
     from arm_backend_core.nodes import is_written
     from arm_backend_core.program import constants_of, lift_constants
 
     known: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
-    changed = _known_indices(program.graph_module, known)
-    changed |= _written_whole(program.graph)
+    changed = _fold_constant_masks(program.graph_module, known)
+    changed |= _masked_writes_to_where(program.graph)
     if changed:
         lift_constants(program)
         _refresh(program.graph)
         program.graph_module.recompile()
 
 
-def _is_open(node: Node) -> bool:
+def _is_data_dependent(node: Node) -> bool:
     """Whether the shape of a result of ``node`` has a size that nobody knows."""
     values = [x for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
     return any(not isinstance(size, int) for x in values for size in x.shape)
@@ -55,7 +55,7 @@ def _is_open(node: Node) -> bool:
 # -- numbers ----------------------------------------------------------------------------------------------------
 
 
-def _gathered(graph: Graph) -> bool:
+def _select_to_gather(graph: Graph) -> bool:
     """Replace ``select`` at the number of a tensor; a view that is written, or of what is, stays."""
     from arm_backend_core.nodes import is_written
 
@@ -85,7 +85,7 @@ def _gathered(graph: Graph) -> bool:
 # -- masks of constants -----------------------------------------------------------------------------------------
 
 
-def _known_indices(module: GraphModule, known: dict[Node, Any]) -> bool:
+def _fold_constant_masks(module: GraphModule, known: dict[Node, Any]) -> bool:
     """Replace what constant masks choose by constant indices."""
     from arm_backend_core.nodes import attribute, evaluated, is_constant, is_written
 
@@ -96,11 +96,11 @@ def _known_indices(module: GraphModule, known: dict[Node, Any]) -> bool:
     for node in list(module.graph.nodes):
         if node.op == "call_function" and is_constant(node, known) and not is_written(node):
             known[node] = evaluated(node, known.__getitem__)
-            if _is_open(node) and isinstance(known[node], Tensor):
+            if _is_data_dependent(node) and isinstance(known[node], Tensor):
                 with module.graph.inserting_before(node):
                     node.replace_all_uses_with(attribute(module, f"{node.name}_value", known[node]))
                 changed = True
-        elif node.target is aten.index.Tensor and _is_open(node):
+        elif node.target is aten.index.Tensor and _is_data_dependent(node):
             with module.graph.inserting_before(node):
                 chosen = [indices(known[x]) if _is_mask(x) and x in known else [x] for x in node.args[1]]
             node.args = (node.args[0], [x for parts in chosen for x in parts])
@@ -121,7 +121,7 @@ def _is_mask(x: Any) -> bool:
 # -- masks that are computed --------------------------------------------------------------------------------------
 
 
-def _written_whole(graph: Graph) -> bool:
+def _masked_writes_to_where(graph: Graph) -> bool:
     """Write ``y[mask] = f(x[mask])`` for all elements, ``f`` an elementwise function."""
     from arm_backend_core.nodes import mutates
 
@@ -136,13 +136,13 @@ def _written_whole(graph: Graph) -> bool:
 
     changed = False
     for node in list(graph.nodes):
-        if node.target not in _PUTS or not _is_open(node.args[2]) or (len(node.args) > 3 and node.args[3]):
+        if node.target not in _PUTS or not _is_data_dependent(node.args[2]) or (len(node.args) > 3 and node.args[3]):
             continue
         target, places, value = node.args[:3]
         *lead, mask = places
         if any(x is not None for x in lead) or not _is_mask(mask):
             continue
-        whole = _Whole(graph, target.meta["val"].shape, len(lead), mask, same)
+        whole = _UnmaskedCopy(graph, target.meta["val"].shape, len(lead), mask, same)
         if not whole.can_be(value):
             continue
         shape = [1] * len(lead) + list(mask.meta["val"].shape)
@@ -162,7 +162,7 @@ def _written_whole(graph: Graph) -> bool:
     return changed
 
 
-class _Whole:
+class _UnmaskedCopy:
     """What is computed of elements that a mask chose, of all elements.
 
     Args:
@@ -184,7 +184,7 @@ class _Whole:
         todo, seen = [x], set[Node]()
         while todo:
             node = todo.pop()
-            if not _is_open(node):
+            if not _is_data_dependent(node):
                 known = node.meta["val"]
                 if known.numel() != 1 and known.dim() > self._behind:
                     return False
@@ -209,7 +209,7 @@ class _Whole:
 
     def __call__(self, x: Node) -> Node:
         """The node that gives all elements of ``x``; each is made once, in front of that of its part."""
-        parts = _computed_of(x)
+        parts = _data_dependent_sources(x)
         for node in [node for node in self._graph.nodes if node in parts and node not in self._made]:
             with self._graph.inserting_before(node):
                 if self._chooses(node):  # as it is now: what it is of may be written before it is read
@@ -221,12 +221,12 @@ class _Whole:
         return self._made[x]
 
 
-def _computed_of(x: Node) -> set[Node]:
+def _data_dependent_sources(x: Node) -> set[Node]:
     """``x`` and what it is computed of, as far as sizes are open."""
     found, todo = {x}, [x]
     while todo:
         for node in todo.pop().all_input_nodes:
-            if node not in found and _is_open(node):
+            if node not in found and _is_data_dependent(node):
                 found.add(node)
                 todo.append(node)
     return found

@@ -35,7 +35,7 @@ _COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
 _FOLLOWED = {*_COMPARES, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
 
 
-class Known(TorchFunctionMode):
+class TraceConstants(TorchFunctionMode):
     """Answers for a model that is traced.
 
     - ``if not self.initialized`` of a buffer takes the branch that the buffer's value says, which is the same in each
@@ -72,7 +72,7 @@ class Known(TorchFunctionMode):
             self.asked |= found[0]
             with _disable_current_modes():
                 return _QUESTIONS[function](found[1])
-        result = None if function is Tensor.__setitem__ and _put(*args) else function(*args, **kwargs)
+        result = None if function is Tensor.__setitem__ and _put_at_index(*args) else function(*args, **kwargs)
         if "out" in kwargs or _writes(function):
             self._made_of.clear()  # it may be a view of one of these that is written
         elif function in _FOLLOWED:
@@ -101,7 +101,7 @@ class Known(TorchFunctionMode):
         return None if name is None else ({name}, self._held[name][2])
 
 
-def _put(x: Tensor, index: Any, value: Any) -> bool:
+def _put_at_index(x: Tensor, index: Any, value: Any) -> bool:
     """Write x[index] = value where an integer in a tensor without dimensions, whose number nobody knows, is an index.
 
     Returns:
@@ -125,7 +125,7 @@ def _put(x: Tensor, index: Any, value: Any) -> bool:
 
 
 @contextmanager
-def unchecked() -> Iterator[None]:
+def skip_distribution_checks() -> Iterator[None]:
     """Distributions check no parameters, of which a trace knows nothing."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)

@@ -36,7 +36,7 @@ def training_behavior(program: ExportedProgram, *, captured_elsewhere: bool = Fa
         if what is not None:
             remedy = _remedy(node, what, captured_elsewhere)
             found.setdefault((what, remedy), {})[_place(node)] = None
-    return [f"{what}: {_listed(list(places))}; {remedy}" for (what, remedy), places in found.items()]
+    return [f"{what}: {_join_limited(list(places))}; {remedy}" for (what, remedy), places in found.items()]
 
 
 def _behavior(node: Node) -> str | None:
@@ -92,6 +92,6 @@ def _place(node: Node) -> str:
     return f"{operator_name(node)} ({', '.join(where) or node.name})"
 
 
-def _listed(places: list[str]) -> str:
+def _join_limited(places: list[str]) -> str:
     more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
     return ", ".join(places[:_NAMED]) + more

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
-def move_real_numbers(program: ExportedProgram) -> None:
+def move_casts_outward(program: ExportedProgram) -> None:
     """Edit the program in place: casts of bytes go in front of what moves them, casts to bytes behind it."""
     from arm_backend_core.nodes import drop_unread
 
@@ -30,7 +30,7 @@ def move_real_numbers(program: ExportedProgram) -> None:
     for node in found:
         _cast_later(graph, node)
     moves = {node for node in found if _moves_bytes(node)}
-    made = _moved(graph, moves)
+    made = _copy_as_real(graph, moves)
     new = set(made.values())
     for node in [node for node in graph.nodes if node not in new]:
         for source in [source for source in node.all_input_nodes if source in moves]:
@@ -88,7 +88,7 @@ def _moves_bytes(node: Node) -> bool:
     return is_data_movement(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
-def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
+def _copy_as_real(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
     """What moves bytes, as real numbers of the types that are asked for, and the casts in front."""
     wanted: dict[Node, set[torch.dtype]] = {}
     for node in reversed(graph.nodes):

@@ -15,7 +15,7 @@ from torch import fx
 
 from arm_backend_core.nodes import operator_name, overload_of, source_line
 from arm_recipes._internal.messages import NotRunnableError, warn
-from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 from arm_recipes.stages.edge.empty_tensors import MIXED, is_empty
 
 #: Element types of the runtime that the kernels in ExecuTorch's library do not compute with.
@@ -64,7 +64,7 @@ def not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
             reason = next(_problems(node), None)
             if reason is not None:
                 found.append((operator_name(node), reason, source_line(node)))
-    return grouped(found)
+    return group_operators(found)
 
 
 def _problems(node: fx.Node) -> Iterator[str]:

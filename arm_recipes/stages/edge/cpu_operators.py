@@ -24,7 +24,7 @@ class CpuOperator:
     sources: tuple[str, ...]
 
 
-def grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
+def group_operators(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
     """Operators as (name, reason, source line), those of one name and reason as one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason, source in operators:

@@ -56,7 +56,7 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
+def store_initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
     """Have the program hold the initial values of the buffers that it writes.
 
     ExecuTorch leaves them out unless told: a counter that begins at 5 would begin at whatever is in memory.
@@ -70,7 +70,7 @@ def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
+def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
     """Have integers left on the CPU take x - floor(x / y) * y for their remainder.
 
     ExecuTorch's kernels of ``remainder`` give integers the sign of x, silently: -3 % 2 is 1 in PyTorch and -1 there.

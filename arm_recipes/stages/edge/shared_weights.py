@@ -65,35 +65,35 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
         try:
             streams.append(Stream(bytes(part.commands)))
             _pieces(streams[-1], len(part.weights))
-        except NotShared as reason:
+        except UnsupportedStream as reason:
             warn(f"methods do not share weights: {reason}; each has its own")
             return
-    region, moved = shared(streams, [part.weights for part in parts])
+    region, moved = merge_constants(streams, [part.weights for part in parts])
     if len(region) > 0.9 * sum(len(part.weights) for part in parts):
         return
-    name = _stored(manager, region)
+    name = _store(manager, region)
     for module, stream, patched in zip(modules, streams, moved, strict=True):
         payload = with_weights_outside(module.processed_bytes, patched, name)
         _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
 def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
-    cuts = [_cut(module.processed_bytes) for module in modules]
+    cuts = [_split_constants(module.processed_bytes) for module in modules]
     counts = Counter(content for parts in cuts for content in {data for data, constant in parts if constant})
     for module, parts in zip(modules, cuts, strict=True):
-        named = [_stored(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
+        named = [_store(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
         if any(isinstance(part, str) for part in named):
             _replace(module, split_payload(named))
 
 
-def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
+def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
     """A TOSA flatbuffer in parts, those that are a large constant's data told apart."""
     borders = [0, *(border for span in constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
     pairs = list(pairwise([*borders, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
 
 
-def _stored(manager: EdgeProgramManager, data: bytes) -> str:
+def _store(manager: EdgeProgramManager, data: bytes) -> str:
     name = name_of(data)
     store_named_data(manager, name, data, _ALIGNMENT)
     return name
@@ -111,22 +111,22 @@ def _replace(
     record = module.meta["arm_delegate"]
     vela = record.vela
     if inserted:
-        layers = [replace(layer, commands=_shifted(layer.commands, inserted)) for layer in vela.layers]
+        layers = [replace(layer, commands=_shift_commands(layer.commands, inserted)) for layer in vela.layers]
         vela = replace(vela, layers=tuple(layers))
     told_of = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
     module.meta["arm_delegate"] = replace(record, **told_of)
 
 
-def _shifted(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
+def _shift_commands(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
     return tuple(at + 8 * bisect.bisect_right(inserted, at) for at in commands)
 
 
-class NotShared(Exception):
+class UnsupportedStream(Exception):
     """A command stream reads its constants in a way that is not followed."""
 
 
 @dataclass(frozen=True)
-class Use:
+class ConstantRead:
     """An operation reads constants.
 
     Attributes:
@@ -156,14 +156,14 @@ class Stream:
         self.uses = list(self._read())
 
     def moved(self, places: dict[int, int]) -> bytes:
-        """The stream with constants at other addresses: by word, as in ``Use.place``, the new one."""
+        """The stream with constants at other addresses: by word, as in ``ConstantRead.place``, the new one."""
         words = list(self._words)
         for place, address in places.items():
             words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
             words[place + 1] = address & 0xFFFFFFFF
         return packed(self._stream, words)
 
-    def _read(self) -> Iterator[Use]:
+    def _read(self) -> Iterator[ConstantRead]:
         """Uses, in program order. Registers keep what is written to them."""
         registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
         regions: dict[int, bool] = {}
@@ -180,7 +180,7 @@ class Stream:
                         places[base], regions[len(words)] = len(words), constant
                         words += encoded(base, registers[base])
                     if constant:
-                        yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
+                        yield ConstantRead(places[base], registers[base] & 0xFFFFFFFFFF, length)
             words += encoded(number, value)
 
     def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
@@ -194,7 +194,7 @@ class Stream:
                 if not (self._u85 and registers[precision] >> 46 & 3 >= _IN_MEMORY):
                     yield region, base, None
                     if registers[region] >> 32 & 7 == _CONSTANTS and any(registers[base + i] for i in (1, 2, 3)):
-                        raise NotShared("a constant in several tiles")
+                        raise UnsupportedStream("a constant in several tiles")
         if code == _DMA and not registers[_SOURCE[0]] >> 40 & 1:
             yield *_SOURCE, self._copied(registers)
             if self._u85 and (registers[_SOURCE[0]] | registers[_TARGET_REGION]) >> 43 & 1:
@@ -214,11 +214,11 @@ class Stream:
         return (rows - 1) * steps[0] + (images - 1) * steps[1] + length
 
 
-def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
+def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
     """One region of constants for several command streams, and the streams that read it.
 
     Raises:
-        NotShared: see ``Stream``.
+        UnsupportedStream: see ``Stream``.
     """
     region, size = [constants[0]], len(constants[0])  # joined at the end: until then they lie in the payloads alone
     known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
@@ -250,13 +250,13 @@ def _pieces(stream: Stream, size: int) -> list[tuple[int, int]]:
     """Parts of the constants that may be moved, each as a whole: what is read with a known length, and what is between.
 
     Raises:
-        NotShared: something is read beyond the end.
+        UnsupportedStream: something is read beyond the end.
     """
     ends: dict[int, int] = {}
     for use in stream.uses:
         ends[use.address] = max(ends.get(use.address, 0), use.address + (use.length or 0))
     if any(start >= size or end > size for start, end in ends.items()):
-        raise NotShared("an address beyond the constants")
+        raise UnsupportedStream("an address beyond the constants")
     exact: list[list[int]] = []
     for start, end in sorted((start, end) for start, end in ends.items() if end > start):
         if exact and start < exact[-1][1]:
