@@ -74,7 +74,7 @@ class ExportResult(Artifact):
         write(target, *sealed(self.pieces))
         for name, data in beside.items():
             write(target.with_name(name), data)
-        if self.written is None:  # empty unless the recipe puts weights outside the program
+        if self.cached_pieces is None:  # empty unless the recipe puts weights outside the program
             self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if reference:
             write(reference_path(target), self.reference_program())

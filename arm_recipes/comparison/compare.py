@@ -55,7 +55,7 @@ def compare_with_model(
         side, notes = _side(result, record, layers)
         expected: Sequence[list[Any] | None] = [None] * len(given.inputs)
         count = _count(layers, side.plan is not None, len(given.inputs))
-        original = result.kept.originals.get(method)
+        original = result.float_reference.float_programs.get(method)
         if side.plan is None:
             expected = _outputs_of_model(result, method, given)
         else:
@@ -158,7 +158,7 @@ def _check(metric: Any, layers: Any, workers: Any) -> None:
 
 
 def _check_unchanged(result: Artifact, method: str) -> None:
-    changed = result.kept.changed(method)
+    changed = result.float_reference.changed_tensors(method)
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ValueError(
@@ -192,8 +192,8 @@ def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[P
     """The program with what is known of its layers, and notes."""
     from arm_backend_core.partitioner import _ArmPartitioner
 
-    method, made = record.name, result.kept
-    exported, original = result.exported_programs[method], made.originals.get(method)
+    method, made = record.name, result.float_reference
+    exported, original = result.exported_programs[method], made.float_programs.get(method)
     side = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
         plan = Plan.of(exported, original.floats if original is not None else {})
@@ -251,7 +251,7 @@ def _run(job: Job, items: Sequence[WorkItem], workers: int | None, progress: boo
 
 def _outputs_of_model(result: Artifact, method: str, given: Samples) -> list[list[Any] | None]:
     """Of the captured program, as PyTorch runs it; new values of inputs that it writes are not compared."""
-    original = result.kept.originals.get(method)
+    original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
     model = copy.deepcopy(captured).module(check_guards=False)
     count = len(_method(result, method).outputs)

@@ -33,7 +33,7 @@ class Parts:
 
     exported_programs: dict[str, ExportedProgram]
     executorch_program: ExecutorchProgramManager
-    kept: FloatReference
+    float_reference: FloatReference
 
 
 @dataclass(eq=False, repr=False)
@@ -47,7 +47,7 @@ class Artifact:
         sized: methods that were exported in several sizes, by name.
         recipe: that made it.
         make_parts: called when the parts are first needed; an export from the cache makes them then.
-        written: the program in pieces, where it is there without the parts.
+        cached_pieces: the program in pieces, where it is there without the parts.
     """
 
     report: Report
@@ -56,7 +56,7 @@ class Artifact:
     sized: Mapping[str, SizedMethod]
     recipe: ExportRecipe | None
     make_parts: Callable[[], Parts]
-    written: Sequence[bytes] | None = None
+    cached_pieces: Sequence[bytes] | None = None
     _program: Program | None = field(default=None, init=False)
 
     @cached_property
@@ -75,14 +75,14 @@ class Artifact:
         return self.parts.executorch_program
 
     @property
-    def kept(self) -> FloatReference:
+    def float_reference(self) -> FloatReference:
         """Float tensors of the model, for comparisons."""
-        return self.parts.kept
+        return self.parts.float_reference
 
     @property
     def pieces(self) -> Sequence[bytes]:
         """The program in pieces, before its checksum is written."""
-        return pieces_of(self.executorch_program) if self.written is None else self.written
+        return pieces_of(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
 
     @cached_property
     def buffer(self) -> bytes:
@@ -92,7 +92,7 @@ class Artifact:
     @property
     def stored_bytes(self) -> int:
         """Of the program with all that is stored beside it."""
-        beside = 0 if self.written is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        beside = 0 if self.cached_pieces is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
         return self.report.program_bytes + beside
 
     @property
@@ -138,7 +138,7 @@ class Artifact:
             program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
-        return self.structured(example, program.run(*tensors, method=method, backend=backend, pad=pad))
+        return self.to_model_structure(example, program.run(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
         """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
@@ -201,9 +201,9 @@ class Artifact:
         (method,) = self.report.methods
         outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
-        return self.structured(method.name, [info.to_model(value) for info, value in pairs])
+        return self.to_model_structure(method.name, [info.to_model(value) for info, value in pairs])
 
-    def structured(self, method: str, outputs: list[Any]) -> Any:
+    def to_model_structure(self, method: str, outputs: list[Any]) -> Any:
         """What the program returns, as the model does."""
         if method not in self.out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
@@ -216,7 +216,7 @@ class Artifact:
     def reference_program(self) -> bytes:
         """The program with its delegates as TOSA graphs."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        sized = {name: told.told() for name, told in self.sized.items()}
+        sized = {name: told.to_dict() for name, told in self.sized.items()}
         names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(sealed([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))

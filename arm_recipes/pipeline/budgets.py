@@ -115,7 +115,7 @@ def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
     traced, seen = DelegateTrace("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
-            if name not in traced.made_by and name not in traced.graph.inputs and name not in seen:
+            if name not in traced.producers and name not in traced.graph.inputs and name not in seen:
                 seen.add(name)
                 origin = traced.main_origin([i])
                 module, source = (origin.module, origin.source) if origin is not None else ("", "")

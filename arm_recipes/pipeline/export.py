@@ -98,7 +98,7 @@ def _run(
             pipeline.run()
     result = pipeline.artifact(log.rejected, [*notes, *log.notes])
     if cache is not None:
-        cache.keep(result, said)
+        cache.store(result, said)
     return result
 
 

@@ -19,18 +19,18 @@ class FloatReference:
     """What an export keeps.
 
     Attributes:
-        originals: methods that it quantized.
+        float_programs: methods that it quantized.
         partitioners: of the recipe, by method.
         versions: tensors that are the model's own, and how often each had been written.
         states: buffers that programs write, as they were: the model may go on from them.
     """
 
-    originals: Mapping[str, FloatProgram] = field(default_factory=dict)
+    float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
-    def changed(self, method: str) -> list[str]:
+    def changed_tensors(self, method: str) -> list[str]:
         """Tensors of a method that have been written since."""
         return [name for name, tensor, version in self.versions.get(method, ()) if tensor._version != version]
 

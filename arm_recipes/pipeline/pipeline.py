@@ -132,8 +132,8 @@ class Pipeline:
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
-        self._originals: dict[str, FloatProgram] = {}
-        self._losses: Mapping[str, dict[str, float]] = {}
+        self._float_programs: dict[str, FloatProgram] = {}
+        self._sqnr: Mapping[str, dict[str, float]] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]] = {}
@@ -152,7 +152,7 @@ class Pipeline:
                 self._capture.inspect(method, model, given=True)
         self._run_stages(stages)
 
-    def captured(self) -> dict[str, ExportedProgram]:
+    def capture_programs(self) -> dict[str, ExportedProgram]:
         """The models as programs, which are not captured again when the stages run.
 
         Raises:
@@ -166,7 +166,7 @@ class Pipeline:
             programs[method] = model
         return programs
 
-    def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+    def quantize_programs(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
         """Run the stages up to lowering.
 
         Returns:
@@ -188,9 +188,9 @@ class Pipeline:
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
             if kind is StageType.SOURCE_TRANSFORM:
-                self._tell_transformed()
+                self._note_transformed()
             if isinstance(stage, FastQuantizeStage):
-                self._originals, self._losses = stage.originals, stage.losses
+                self._float_programs, self._sqnr = stage.float_programs, stage.output_sqnr
                 for note in stage.notes:
                     self._note(note)
             if kind is StageType.TORCH_EXPORT:
@@ -226,7 +226,7 @@ class Pipeline:
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = record.describe_graph(graph, rejected)
-            samples, losses = self._progress.samples.get(name), self._losses.get(name, {})
+            samples, losses = self._progress.samples.get(name), self._sqnr.get(name, {})
             quantization = record.describe_quantization(self._programs[name], samples, losses)
             tensors = self._tensors[name]
             lacking = not_runnable(graph.graph)
@@ -238,7 +238,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        parts = Parts(self._programs, manager, float_reference(self._programs, self._originals, self._recipe))
+        parts = Parts(self._programs, manager, float_reference(self._programs, self._float_programs, self._recipe))
         return Artifact(report, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
@@ -306,7 +306,7 @@ class Pipeline:
             arrange_rows(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
-    def _tell_transformed(self) -> None:
+    def _note_transformed(self) -> None:
         from arm_recipes.stages.block_scaled import describe_float_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
@@ -361,7 +361,7 @@ class Pipeline:
                 )
         for sized in self._sized.values():
             sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
-        told = {name: sized.told() for name, sized in self._sized.items()}
+        told = {name: sized.to_dict() for name, sized in self._sized.items()}
         store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
 
 

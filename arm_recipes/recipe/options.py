@@ -22,14 +22,14 @@ class Option:
         group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "tosa-fp", "ethos-u" or
             "ethos-u85".
         expects: the accepted values in words, for error messages and the command line.
-        problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
+        find_problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
         default: value when the argument is not given; None means "the target's default".
     """
 
     name: str
     group: str
     expects: str
-    problem: Callable[[Any], str | None]
+    find_problem: Callable[[Any], str | None]
     default: Any = None
 
 
@@ -280,7 +280,7 @@ def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in names:
             raise ValueError(_unknown(recipe, name, names))
-        problem = OPTIONS[name].problem(value)
+        problem = OPTIONS[name].find_problem(value)
         if problem is not None:
             expects = OPTIONS[name].expects
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_short(value)}: {problem}")

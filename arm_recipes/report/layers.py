@@ -109,7 +109,7 @@ class _LayerTotals:
     operators: dict[str, None] = field(default_factory=dict)
     tensors: dict[str, None] = field(default_factory=dict)
     cycles: int = 0
-    waiting: int = 0
+    memory_bound_cycles: int = 0
     macs: int = 0
     read: int = 0
     written: int = 0
@@ -134,7 +134,7 @@ class DelegateTrace:
         return read_graph(memoryview(self.record.tosa))
 
     @cached_property
-    def made_by(self) -> dict[str, int]:
+    def producers(self) -> dict[str, int]:
         """The number of the TOSA operator that makes each tensor."""
         return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
 
@@ -171,7 +171,7 @@ class DelegateTrace:
                 told.macs / (told.cycles * in_a_cycle) if told.cycles else 0.0,
                 told.read,
                 told.written,
-                "memory" if 2 * told.waiting > told.cycles else "compute",
+                "memory" if 2 * told.memory_bound_cycles > told.cycles else "compute",
                 place.reason,
                 tuple(told.tensors),
             )
@@ -189,18 +189,18 @@ class DelegateTrace:
         for layers in rows.values():
             own = {number[layer.index] for layer in layers if layer.index in number}
             others, inner = owned - own, {layer.tensor for layer in layers}
-            behind = self._before(inner, results - inner, others)
-            before = self._before((x for i in own for x in self.graph.operators[i].inputs), results - inner, owned)
-            after = {i for i in behind if own & self._before(self.graph.operators[i].inputs, results - inner, others)}
+            behind = self._producers_of(inner, results - inner, others)
+            before = self._producers_of((x for i in own for x in self.graph.operators[i].inputs), results - inner, owned)
+            after = {i for i in behind if own & self._producers_of(self.graph.operators[i].inputs, results - inner, others)}
             yield Unit(layers, frozenset(own | before | after if own else behind))
 
-    def _before(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:
+    def _producers_of(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:
         """Operators that make these values, and what they read, as far as tensors ``ends`` and operators ``barred``."""
         found: set[int] = set()
         waiting = list(values)
         while waiting:
             name = waiting.pop()
-            i = self.made_by.get(name)
+            i = self.producers.get(name)
             if i is not None and i not in found and i not in barred and name not in ends:
                 found.add(i)
                 waiting += self.graph.operators[i].inputs
@@ -212,7 +212,7 @@ class DelegateTrace:
         moving = [i for i in sorted(unit.operators) if self.record.tosa_operators[i] not in _VIEWS]
         for i in moving or sorted(unit.operators):
             for origin, work in self.record.origins[i]:
-                place = self._place(i, origin)
+                place = self._row_key(i, origin)
                 shares[place] += work
                 sums.setdefault(place, _LayerTotals()).operators.setdefault(origin.operator)
         if not shares:
@@ -229,7 +229,7 @@ class DelegateTrace:
                 told = sums.setdefault(place, _LayerTotals())
                 setattr(told, attribute, getattr(told, attribute) + part)
                 if attribute == "cycles" and waits:
-                    told.waiting += part
+                    told.memory_bound_cycles += part
         for place in shares:
             sums[place].tensors |= dict.fromkeys(row.tensor for row in unit.rows)
 
@@ -238,13 +238,13 @@ class DelegateTrace:
         ops = [self.graph.operators[i] for i in sorted(operators)]
         made = {name for op in ops for name in op.outputs}
         read = {name for op in ops for name in op.inputs} - made
-        written = {name for name in made if self._read_by[name] - operators or name in self.graph.outputs}
+        written = {name for name in made if self._readers[name] - operators or name in self.graph.outputs}
         count, calls = self.graph.bytes, self.record.calls  # shapes are no tensors
         return calls * sum(count.get(name, 0) for name in read), calls * sum(count[name] for name in written)
 
     @cached_property
-    def _read_by(self) -> dict[str, set[int]]:
-        found: dict[str, set[int]] = {name: set() for name in self.made_by}
+    def _readers(self) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {name: set() for name in self.producers}
         for i, op in enumerate(self.graph.operators):
             for name in op.inputs:
                 found.setdefault(name, set()).add(i)
@@ -259,13 +259,13 @@ class DelegateTrace:
 
     # -- what an operator is there for ---------------------------------------------------------------------------
 
-    def _place(self, i: int, origin: Origin) -> _RowKey:
+    def _row_key(self, i: int, origin: Origin) -> _RowKey:
         if origin.operator == COPY:
             return _RowKey("", "", "boundary", _COPIED)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
         if not origin.moves and not origin.operator.startswith(_CONVERSIONS):
             return _RowKey(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
-        for side, border in (("input", self._entering), ("output", self._leaving)):
+        for side, border in (("input", self._input_operators), ("output", self._output_operators)):
             if i in border:
                 what = _ORDERS[side] if origin.moves else _TYPE
                 return _RowKey(origin.module, origin.source, "boundary", f"{side} '{border[i]}' of the delegate {what}")
@@ -275,32 +275,32 @@ class DelegateTrace:
         reason = own if operator in _PERMUTES else f"{operator} takes or gives another order of dimensions"
         return _RowKey(origin.module, origin.source, "transpose", reason)
 
-    def _moves(self, i: int) -> bool:
+    def _is_data_movement(self, i: int) -> bool:
         if self.record.tosa_operators[i] in _VIEWS:
             return True
         return all(o.moves or o.operator.startswith(_CONVERSIONS) for o, _ in self.record.origins[i])
 
     @cached_property
-    def _entering(self) -> dict[int, str]:
+    def _input_operators(self) -> dict[int, str]:
         """Operators between the inputs and what computes first, with the input."""
         found: dict[int, str] = {}
         of = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
-            sources = {of.get(name) for name in op.inputs if name in self.made_by or name in self.graph.inputs}
+            sources = {of.get(name) for name in op.inputs if name in self.producers or name in self.graph.inputs}
             source = sources.pop() if len(sources) == 1 else None
-            if source is not None and self._moves(i):
+            if source is not None and self._is_data_movement(i):
                 found[i] = source
                 of |= dict.fromkeys(op.outputs, source)
         return found
 
     @cached_property
-    def _leaving(self) -> dict[int, str]:
+    def _output_operators(self) -> dict[int, str]:
         """Operators between what computes last and the outputs, with the output."""
         found: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
-            after = self._read_by[op.outputs[0]]
+            after = self._readers[op.outputs[0]]
             outputs = [name for name in op.outputs if name in self.graph.outputs] + [found.get(j, "") for j in after]
-            if outputs and all(outputs) and self._moves(i):
+            if outputs and all(outputs) and self._is_data_movement(i):
                 found[i] = outputs[0]
         return found
 

@@ -99,7 +99,7 @@ def stored_names(
     """What is stored: names of inputs and outputs by method; for a reference program, the SHA-256 of its original.
 
     Args:
-        sized: see ``arm_recipes.samples.sizes.Sized.told``, by the name of the method.
+        sized: see ``arm_recipes.samples.sizes.SizedMethod.to_dict``, by the name of the method.
     """
     sides = {
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}

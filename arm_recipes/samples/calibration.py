@@ -44,7 +44,7 @@ class Calibration:
         """
         yield from self._samples(None)
 
-    def fitted(self, model: GraphModule) -> Iterator[Inputs]:
+    def fit_batches(self, model: GraphModule) -> Iterator[Inputs]:
         """Yield the samples; batches of a ``DataLoader`` in the batch size that ``model`` was captured with.
 
         Raises:

@@ -53,7 +53,7 @@ class SizedMethod:
                 return name
         return None
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
 

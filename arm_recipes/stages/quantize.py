@@ -143,8 +143,8 @@ class FastQuantizeStage(QuantizeStage):
     itself is quantized, so that nothing has to be captured again; torchao's passes do it for other quantizers.
 
     Attributes:
-        originals: what methods that were quantized by a recipe of ours were before.
-        losses: what rounding leaves of the results of these, see ``stages.output_sqnr``.
+        float_programs: what methods that were quantized by a recipe of ours were before.
+        output_sqnr: what rounding leaves of the results of these, see ``stages.output_sqnr``.
         notes: what the user is to be warned of.
     """
 
@@ -153,8 +153,8 @@ class FastQuantizeStage(QuantizeStage):
         self._quantization_recipe: QuantizationRecipe = recipe
         self.capture = capture
         self._progress = progress
-        self.originals: dict[str, FloatProgram] = {}
-        self.losses: dict[str, dict[str, float]] = {}
+        self.float_programs: dict[str, FloatProgram] = {}
+        self.output_sqnr: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
@@ -209,7 +209,7 @@ class FastQuantizeStage(QuantizeStage):
         passes = [one for one in recipe.pre_prepare_passes or () if not isinstance(one, _Refusal)]
         return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
-    def observed(
+    def insert_observers(
         self, program: ExportedProgram, common: SharedTensors | None = None, *, alone: bool = True
     ) -> ObservedProgram:
         """The program, which is edited, with observers where it will be quantized.
@@ -241,12 +241,12 @@ class FastQuantizeStage(QuantizeStage):
             equalize(next(iter(programs.values())))
         captured = {method: copied(program) for method, program in programs.items()}
         alone = len(programs) == 1
-        observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
+        observed = {method: self.insert_observers(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
         corrections = [] if trained else _corrections(list(observed.values()), algorithms)
         for method, model in observed.items():
-            self.calibrated(method, model, examples[method])
+            self.calibrate(method, model, examples[method])
         for model in observed.values() if not trained else ():
             model.joins.apply()
         for correction in corrections:
@@ -254,34 +254,34 @@ class FastQuantizeStage(QuantizeStage):
         add_notes(observer for model in observed.values() for observer in model.observers.values())
         quantized = {}
         for method, model in observed.items():
-            quantized[method] = model.quantized(partial(self._tell_losses, method))
+            quantized[method] = model.quantized(partial(self._measure_sqnr, method))
             _check_results(method, captured[method], quantized[method])
-            self.originals[method] = FloatProgram(captured[method], model.floats, model.ranges)
+            self.float_programs[method] = FloatProgram(captured[method], model.floats, model.ranges)
         return quantized
 
-    def _tell_losses(self, method: str, model: ObservedProgram) -> None:
+    def _measure_sqnr(self, method: str, model: ObservedProgram) -> None:
         from arm_backend_core.quantization.diagnostics.output_sqnr import LEAST, describe_losses, output_sqnr
 
         with model.last.undone():  # other methods go on from these buffers
-            self.losses[method] = found = output_sqnr(model) if model.samples else {}
+            self.output_sqnr[method] = found = output_sqnr(model) if model.samples else {}
             if not found:
                 self._require_known(method)
-            elif min(found.values()) < max(self._asked, LEAST):
+            elif min(found.values()) < max(self._min_sqnr, LEAST):
                 text = describe_losses(model, method, found)
-                if min(found.values()) < self._asked:
-                    raise AccuracyError(f"min_sqnr={self._asked:g}: {text}")
+                if min(found.values()) < self._min_sqnr:
+                    raise AccuracyError(f"min_sqnr={self._min_sqnr:g}: {text}")
                 self.notes.append(text)
 
     @property
-    def _asked(self) -> float:
+    def _min_sqnr(self) -> float:
         """``min_sqnr`` of the recipe; less than any where it has none."""
         return max(getattr(quantizer, _MIN_SQNR_ATTRIBUTE, None) or -math.inf for quantizer in self.quantizers)
 
     def _require_known(self, method: str) -> None:
         """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
-        if self._asked > 0:
+        if self._min_sqnr > 0:
             raise AccuracyError(
-                f"min_sqnr={self._asked:g}: what rounding leaves of the results of '{method}' is not known; it is "
+                f"min_sqnr={self._min_sqnr:g}: what rounding leaves of the results of '{method}' is not known; it is "
                 "where the model is quantized here, results are of floating point, and it has no loops, draws no "
                 "random numbers, and finds no indices or sizes in numbers that are rounded: leave min_sqnr out, and "
                 "see result.compare(samples)"
@@ -295,10 +295,10 @@ class FastQuantizeStage(QuantizeStage):
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
-        model = self.calibrated(method, model, examples)
+        model = self.calibrate(method, model, examples)
         return self._apply_passes(converted(model), recipe.post_convert_passes)
 
-    def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
+    def calibrate(self, method: str, model: Any, examples: list[Inputs]) -> Any:
         """Run the samples through a prepared model."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
@@ -341,7 +341,7 @@ def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:
     if source is None:
         return examples
-    return source.fitted(model) if isinstance(source, Calibration) else source()
+    return source.fit_batches(model) if isinstance(source, Calibration) else source()
 
 
 @dataclass(frozen=True)

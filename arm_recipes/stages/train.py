@@ -68,9 +68,9 @@ class FakeQuantizedModel(torch.nn.Module):
         device = self._device()
         model.cpu()  # where observers compute
         form = self._form(self._examples[0])
-        self._begun = {name: tensors_of(model)[name].detach().clone() for name in form.states.values()}
+        self._initial_state = {name: tensors_of(model)[name].detach().clone() for name in form.states.values()}
         with torch.no_grad():
-            stage.calibrated(METHOD, form.observed, self._examples)
+            stage.calibrate(METHOD, form.observed, self._examples)
             form.observed.observe_not_taken()
         self._joined = form.observed.joins.apply()
         found = activations(form.observed)
@@ -112,7 +112,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """
         raise ExportError("the export that trains this model goes on when the training function returns")
 
-    def trained(self) -> QuantizationRecipe:
+    def trained_recipe(self) -> QuantizationRecipe:
         """The recipe that quantizes the model with what was found.
 
         Raises:
@@ -121,7 +121,7 @@ class FakeQuantizedModel(torch.nn.Module):
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
                 raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
-        last = SetTrainedRanges(self.settle)
+        last = SetTrainedRanges(self.apply_ranges)
         return replace(
             self._quantization,
             is_qat=False,
@@ -130,7 +130,7 @@ class FakeQuantizedModel(torch.nn.Module):
             pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), last],
         )
 
-    def settle(self, observed: ObservedProgram) -> None:
+    def apply_ranges(self, observed: ObservedProgram) -> None:
         """Let a calibrated program have the ranges that were found."""
         self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
@@ -145,7 +145,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """
         tensors = tensors_of(self.model)
         with torch.no_grad():
-            for name, begun in self._begun.items():
+            for name, begun in self._initial_state.items():
                 tensors[name].copy_(begun)
 
     def train(self, mode: bool = True) -> Self:
@@ -186,7 +186,7 @@ class FakeQuantizedModel(torch.nn.Module):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
                     equalize_model(program, tensors_of(self.model))
-                form = FakeQuantProgram(program, self._stage.observed)
+                form = FakeQuantProgram(program, self._stage.insert_observers)
             if self._joined is not None:
                 self._fit_places(form.observed)
             self._forms[key] = form
@@ -286,6 +286,6 @@ class TrainingQuantizeStage(FastQuantizeStage):
         prepared = FakeQuantizedModel(copy.deepcopy(trainable(models)), self, examples[method])
         with torch.enable_grad():
             train(prepared)
-        self._quantization_recipe = prepared.trained()
+        self._quantization_recipe = prepared.trained_recipe()
         prepared.eval().reset_state()
         return {method: prepared.model}

@@ -73,7 +73,7 @@ class Precision:
             strict=None,
             progress=False,
         )
-        programs, simplified = pipeline.quantized()
+        programs, simplified = pipeline.quantize_programs()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
         self._lowered: dict[Target, Lowered | str] = {}
         self._arrays: dict[str, Array] = {}

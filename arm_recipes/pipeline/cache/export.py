@@ -54,10 +54,10 @@ class CachedExport:
         self._key: str | None = None
         self._read: frozenset[str] = frozenset()
         self._samples: ReadSamples | None = None
-        self.recipe = self._watched(recipe)
+        self.recipe = self._record_calibration(recipe)
         self.notes: list[str] = []
 
-    def _watched(self, recipe: ExportRecipe) -> ExportRecipe:
+    def _record_calibration(self, recipe: ExportRecipe) -> ExportRecipe:
         quantization = recipe.quantization_recipe
         source: Any = None if quantization is None else quantization.calibration_inputs_fn
         if not isinstance(source, Calibration):
@@ -77,7 +77,7 @@ class CachedExport:
             make: exports after all, for what a cache has not.
         """
         start = time.perf_counter()
-        programs = pipeline.captured()
+        programs = pipeline.capture_programs()
         captured = time.perf_counter()
         try:
             self._key = self._key_of(programs, notes)
@@ -103,7 +103,7 @@ class CachedExport:
         parts = _DeferredParts(programs, make)
         return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
 
-    def keep(self, result: Artifact, warnings: Sequence[str]) -> None:
+    def store(self, result: Artifact, warnings: Sequence[str]) -> None:
         """Put an export there, unless calibration read other samples than the key was made of; adds notes to it."""
         if self._samples is not None and self._samples.digests != self._read:
             self._key = None
@@ -123,7 +123,7 @@ class CachedExport:
             for program in programs.values():
                 self._samples.read_all(Pattern.of_program(program))
             self._read = frozenset(self._samples.digests)
-        sized = {name: one.told() for name, one in self._sized.items()}
+        sized = {name: one.to_dict() for name, one in self._sized.items()}
         more = sized, self._constants, list(notes), sorted(self._read)
         return key_of(recipe, self._models, programs, self._examples, more)
 

@@ -134,7 +134,7 @@ class Capture:
         _simplify(program)
         resolve_sizes(program)
         move_casts_outward(program)
-        _check_branches(program, known.asked)
+        _check_branches(program, known.queried)
         return program
 
 

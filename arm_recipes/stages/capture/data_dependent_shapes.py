@@ -143,7 +143,7 @@ def _masked_writes_to_where(graph: Graph) -> bool:
         if any(x is not None for x in lead) or not _is_mask(mask):
             continue
         whole = _UnmaskedCopy(graph, target.meta["val"].shape, len(lead), mask, same)
-        if not whole.can_be(value):
+        if not whole.is_computable(value):
             continue
         shape = [1] * len(lead) + list(mask.meta["val"].shape)
         shape += [1] * (target.meta["val"].dim() - len(shape))
@@ -176,30 +176,30 @@ class _UnmaskedCopy:
     ) -> None:
         self._graph, self._shape, self._lead, self._mask, self._same = graph, shape, lead, mask, same
         #: Dimensions behind those of the mask, along which other operands may vary.
-        self._behind = len(shape) - lead - mask.meta["val"].dim()
-        self._made: dict[Node, Node] = {}
+        self._trailing_rank = len(shape) - lead - mask.meta["val"].dim()
+        self._copies: dict[Node, Node] = {}
 
-    def can_be(self, x: Node) -> bool:
+    def is_computable(self, x: Node) -> bool:
         """Whether ``x`` is such."""
         todo, seen = [x], set[Node]()
         while todo:
             node = todo.pop()
             if not _is_data_dependent(node):
                 known = node.meta["val"]
-                if known.numel() != 1 and known.dim() > self._behind:
+                if known.numel() != 1 and known.dim() > self._trailing_rank:
                     return False
                 continue
             if node in seen:
                 continue
             seen.add(node)
-            if self._chooses(node):
+            if self._is_masked_read(node):
                 continue
             if not is_elementwise(node):
                 return False
             todo += node.all_input_nodes
         return True
 
-    def _chooses(self, node: Node) -> bool:
+    def _is_masked_read(self, node: Node) -> bool:
         if node.target is not aten.index.Tensor:
             return False
         given: Any = node.args
@@ -210,15 +210,15 @@ class _UnmaskedCopy:
     def __call__(self, x: Node) -> Node:
         """The node that gives all elements of ``x``; each is made once, in front of that of its part."""
         parts = _data_dependent_sources(x)
-        for node in [node for node in self._graph.nodes if node in parts and node not in self._made]:
+        for node in [node for node in self._graph.nodes if node in parts and node not in self._copies]:
             with self._graph.inserting_before(node):
-                if self._chooses(node):  # as it is now: what it is of may be written before it is read
+                if self._is_masked_read(node):  # as it is now: what it is of may be written before it is read
                     made = self._graph.call_function(aten.clone.default, (node.args[0],))
                 else:
-                    made = self._graph.node_copy(node, lambda x: self._made.get(x, x))
+                    made = self._graph.node_copy(node, lambda x: self._copies.get(x, x))
             made.meta = {key: of for key, of in node.meta.items() if key != "val"}
-            self._made[node] = made
-        return self._made[x]
+            self._copies[node] = made
+        return self._copies[x]
 
 
 def _data_dependent_sources(x: Node) -> set[Node]:

@@ -43,19 +43,19 @@ class TraceConstants(TorchFunctionMode):
     - ``x.data`` is ``x``, without gradients: PyTorch's trace takes it for a constant.
 
     Attributes:
-        asked: names of the buffers that were asked.
+        queried: names of the buffers that were asked.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.asked: set[str] = set()
+        self.queried: set[str] = set()
         #: By name: the module that holds a buffer while it is traced, the name there, and the value.
         self._held: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
         for path, module in model.named_modules():
             for key, x in module._buffers.items():
                 if x is not None and x.numel() <= _FEW:
                     self._held[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
-        self._made_of: Any = WeakIdKeyDictionary()  # what comes of buffers -> their names, and the value
+        self._derived: Any = WeakIdKeyDictionary()  # what comes of buffers -> their names, and the value
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What ``function`` gives.
@@ -69,17 +69,17 @@ class TraceConstants(TorchFunctionMode):
         if function == data.__get__:
             return args[0].detach()
         if function in _QUESTIONS and len(args) == 1 and (found := self._known(args[0])) is not None:
-            self.asked |= found[0]
+            self.queried |= found[0]
             with _disable_current_modes():
                 return _QUESTIONS[function](found[1])
         result = None if function is Tensor.__setitem__ and _put_at_index(*args) else function(*args, **kwargs)
         if "out" in kwargs or _writes(function):
-            self._made_of.clear()  # it may be a view of one of these that is written
+            self._derived.clear()  # it may be a view of one of these that is written
         elif function in _FOLLOWED:
-            self._follow(pytree.tree_leaves(result), function, args, kwargs)
+            self._propagate(pytree.tree_leaves(result), function, args, kwargs)
         return result
 
-    def _follow(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
+    def _propagate(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
         """Remember what comes of known values."""
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         known = [self._known(x) for x in given]
@@ -90,11 +90,11 @@ class TraceConstants(TorchFunctionMode):
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             made = pytree.tree_leaves(function(*args, **kwargs))
         names = set[str]().union(*(found[0] for found in known if found is not None))
-        self._made_of.update((x, (names, value)) for x, value in zip(results, made, strict=True))
+        self._derived.update((x, (names, value)) for x, value in zip(results, made, strict=True))
 
     def _known(self, x: Any) -> tuple[set[str], Tensor] | None:
-        if isinstance(x, Tensor) and x in self._made_of:
-            names, value = self._made_of[x]
+        if isinstance(x, Tensor) and x in self._derived:
+            names, value = self._derived[x]
             return names, value
         held = (name for name, (module, key, _) in self._held.items() if module._buffers.get(key) is x)
         name = next(held, None)

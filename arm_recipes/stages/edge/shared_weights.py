@@ -130,12 +130,12 @@ class ConstantRead:
     """An operation reads constants.
 
     Attributes:
-        place: the word of the command that set the address.
+        word: the word of the command that set the address.
         address: of the first byte.
         length: of what is read; None where it is not known.
     """
 
-    place: int
+    word: int
     address: int
     length: int | None
 
@@ -155,7 +155,7 @@ class Stream:
         self.inserted: list[int] = []
         self.uses = list(self._read())
 
-    def moved(self, places: dict[int, int]) -> bytes:
+    def with_addresses(self, places: dict[int, int]) -> bytes:
         """The stream with constants at other addresses: by word, as in ``ConstantRead.place``, the new one."""
         words = list(self._words)
         for place, address in places.items():
@@ -222,7 +222,7 @@ def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | 
     """
     region, size = [constants[0]], len(constants[0])  # joined at the end: until then they lie in the payloads alone
     known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
-    moved = [streams[0].moved({})]
+    moved = [streams[0].with_addresses({})]
     for stream, own in zip(streams[1:], constants[1:], strict=True):
         pieces = _pieces(stream, len(own))
         targets = []
@@ -237,8 +237,8 @@ def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | 
         places = {}
         for use in stream.uses:
             index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
-            places[use.place] = use.address - pieces[index][0] + targets[index]
-        moved.append(stream.moved(places))
+            places[use.word] = use.address - pieces[index][0] + targets[index]
+        moved.append(stream.with_addresses(places))
     return b"".join([*region, bytes(-size % 16)]), moved
 
 
