@@ -92,7 +92,11 @@ class Artifact:
     @property
     def stored_bytes(self) -> int:
         """Of the program with all that is stored beside it."""
-        beside = 0 if self.cached_pieces is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        beside = (
+            0
+            if self.cached_pieces is not None
+            else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        )
         return self.report.program_bytes + beside
 
     @property

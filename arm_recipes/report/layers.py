@@ -190,8 +190,12 @@ class DelegateTrace:
             own = {number[layer.index] for layer in layers if layer.index in number}
             others, inner = owned - own, {layer.tensor for layer in layers}
             behind = self._producers_of(inner, results - inner, others)
-            before = self._producers_of((x for i in own for x in self.graph.operators[i].inputs), results - inner, owned)
-            after = {i for i in behind if own & self._producers_of(self.graph.operators[i].inputs, results - inner, others)}
+            before = self._producers_of(
+                (x for i in own for x in self.graph.operators[i].inputs), results - inner, owned
+            )
+            after = {
+                i for i in behind if own & self._producers_of(self.graph.operators[i].inputs, results - inner, others)
+            }
             yield Unit(layers, frozenset(own | before | after if own else behind))
 
     def _producers_of(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:

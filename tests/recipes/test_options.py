@@ -76,7 +76,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
             {"extensions": ["fp8e4m4"]},
             r"extensions: TOSA has no 'fp8e4m4'; did you mean 'fp8e4m3'\? \(allowed: int16, ",
         ),
-        (ArmRecipeType.VGF_FP, {"extensions": ["cf"]}, "the VGF converter takes no control flow"),
+        (ArmRecipeType.VGF_FP, {"extensions": ["cf"]}, "the VGF converter does not support control flow"),
         (U85, {"extensions": ["bf16"]}, "'extensions'; it belongs to TOSA and VGF recipes"),
         (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
         (
