@@ -67,7 +67,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             U85,
             {"direct_drive": True, "extra_flags": ["--cop-format", "COP1"]},
-            "direct_drive=True sets --cop-format and --separate-io-regions: leave '--cop-format' out",
+            "direct_drive=True sets --cop-format and --separate-io-regions: remove '--cop-format'",
         ),
         (ArmRecipeType.TOSA_FP, {"extensions": "bf16"}, r"a single str; write extensions=\['bf16'\]"),
         (ArmRecipeType.VGF_INT8, {"extensions": [16]}, "extensions must be a list of names .*not a list of str"),
