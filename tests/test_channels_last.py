@@ -244,5 +244,5 @@ def test_channels_last_whatever_the_samples_are(captured: bool) -> None:
 
 def test_channels_last_that_changes_nothing_is_told() -> None:
     model = nn.Linear(4, 4).eval()
-    with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last: no input of 'forward' has four dimensions"):
+    with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last has no effect on 'forward'"):
         export(model, ExportRecipe.get_recipe(FP), [(torch.ones(1, 4),)], channels_last=True)

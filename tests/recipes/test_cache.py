@@ -326,7 +326,7 @@ def test_the_command_line_keeps_programs(tmp_path: Path, capsys: pytest.CaptureF
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert '"cached": true' in printed.out
-    assert "warning: calibration saw only one sample" in printed.err
+    assert "warning: calibration used only one sample" in printed.err
     assert model.with_suffix(".pte").read_bytes() == written
 
 

@@ -39,7 +39,7 @@ def test_export_prints_the_report_and_writes_the_program(small: Path, capsys: py
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert "ethos-u85-512" in printed.out
-    assert "warning: calibration saw only one sample" in printed.err
+    assert "warning: calibration used only one sample" in printed.err
     assert f"wrote {output}" in printed.err
     assert output.read_bytes()[4:6] == b"ET"
 

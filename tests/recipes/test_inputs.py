@@ -177,7 +177,7 @@ def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
         ([(X,), (X, 2)], r"samples\[1\] of method 'forward' has 2 inputs, the model takes 1"),
         (
             [(X, 2), (X, 3)],
-            r"samples\[1\] .*, input 1 \('\[1\]'\) is 3, but 2 is what the model was captured with",
+            r"samples\[1\] .*, input 1 \('\[1\]'\) is 3, but the model was captured with 2",
         ),
         ([(X, 1), (X, True)], r"samples\[1\] .*, input 1 \('\[1\]'\) is True, but 1 is what"),
         ([(X,), (None,)], r"samples\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
@@ -303,8 +303,8 @@ def _batch_warnings(given: Any, model: Any = None, **options: Any) -> list[str]:
 @pytest.mark.parametrize("given", [_loader, lambda: _loader(), lambda: {"forward": _loader()}])
 def test_batches_of_a_data_loader_that_decide_the_program_are_told(given: Any) -> None:
     (told,) = _batch_warnings(given() if given is not _loader else given)
-    assert told.startswith("the DataLoader's batches of 32 make 'forward' a program of batch 32")
-    assert "give DataLoader(..., batch_size=1); or one sample as samples, and the DataLoader as" in told
+    assert told.startswith("'forward' is compiled for batch size 32, the batch size of the DataLoader")
+    assert "For batch size 1 use DataLoader(..., batch_size=1), or pass one sample as samples" in told
 
 
 def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() -> None:
@@ -336,13 +336,13 @@ def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
 
 
 def test_sweeps_and_training_tell_of_batches() -> None:
-    with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
+    with pytest.warns(ArmRecipesWarning, match="batch size 32"):
         *_, notes = captured(nn.Linear(3, 2), _loader(), "sweep")
-    assert "program of batch 32" in notes[0]
+    assert "batch size 32" in notes[0]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):
-        with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
-            assert "program of batch 32" in prepared.export().report.notes[0]
+        with pytest.warns(ArmRecipesWarning, match="batch size 32"):
+            assert "batch size 32" in prepared.export().report.notes[0]
         assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
 
 
