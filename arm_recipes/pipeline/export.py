@@ -1,4 +1,4 @@
-"""The export: from a model and a recipe to the artifact, by way of the pipeline and the cache."""
+"""The export: normalize the arguments, run the pipeline or take the program from the cache, and verify."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def run_export(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Artifact:
-    """Run all that ``arm_recipes.export`` does but write the program; its arguments are described there."""
+    """Export a model without writing a file. The arguments are those of ``arm_recipes.export``."""
     check_recipe(recipe)
     if verify:
-        library()  # now: an export may take minutes
+        library()  # build the host library first: an export may take minutes
     models = inputs.models_by_method(model)
     samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
@@ -78,12 +78,12 @@ def run_export(
 
 
 def _run(
-    pipeline: Pipeline, models: dict[str, inputs.Model], told: list[str], cache: CachedExport | None = None
+    pipeline: Pipeline, models: dict[str, inputs.Model], input_notes: list[str], cache: CachedExport | None = None
 ) -> Artifact:
-    """The export itself, or what the cache has of it; ``told`` is what there is to say about its inputs."""
+    """Run the pipeline, or take the artifact from the cache; ``input_notes`` are notes about the arguments."""
     from arm_backend_core import events
 
-    notes = list(told)
+    notes = list(input_notes)
     with frozen_gc(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
@@ -91,26 +91,26 @@ def _run(
         for note in notes:
             warn(note)
         if cache is not None:
-            found = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, told))
-            if found is not None:
-                return found
-        with record_warnings() as said:
+            cached = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, input_notes))
+            if cached is not None:
+                return cached
+        with record_warnings() as warnings:
             pipeline.run()
     result = pipeline.artifact(log.rejected, [*notes, *log.notes])
     if cache is not None:
-        cache.store(result, said)
+        cache.store(result, warnings)
     return result
 
 
 def check_recipe(recipe: Any, function: str = "export") -> None:
-    """Find what is no recipe.
+    """Check the type of the argument ``recipe``.
 
     Args:
         recipe: the argument.
-        function: that takes it, for the message.
+        function: name of the function that takes it, for the message.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not an ``ExportRecipe``.
     """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")

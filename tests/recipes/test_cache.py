@@ -312,7 +312,7 @@ def test_what_cannot_be_told_apart_is_not_kept(
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cache_dir: cannot make"):
+    with pytest.raises(ValueError, match="cache_dir: cannot create"):
         _export(tmp_path / "file" / "cache")
 
 

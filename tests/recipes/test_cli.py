@@ -234,7 +234,7 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
         ("weights.pt", torch.nn.Linear(2, 2).state_dict(), "weights alone (a state dict)"),
         ("checkpoint.pt", {"epoch": 3, "model": torch.nn.Linear(2, 2).state_dict()}, "weights alone (a state dict)"),
         ("model.onnx", None, "an ONNX model"),
-        ("model.pte", None, "a program that is compiled already"),
+        ("model.pte", None, "an already compiled program"),
     ],
 )
 def test_other_kinds_of_files_are_told_apart(
