@@ -207,7 +207,7 @@ def test_samples_that_lie_in_other_ways(model: nn.Module, lay: Callable[[], Tens
     assert len(result.report.delegates) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not have")
+@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not support")
 def test_a_transposed_index() -> None:
     index = torch.randint(0, 8, (3, 2)).T
     torch.manual_seed(0)

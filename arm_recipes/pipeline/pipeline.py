@@ -1,4 +1,7 @@
-"""Run the stages of a recipe: ExecuTorch's, with those that capture and lower the model replaced by faster ones."""
+"""The export pipeline: runs the stages of a recipe.
+
+The stages are ExecuTorch's, except that faster ones replace capture, quantization and lowering.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Rejected
 
 
-#: What a stage does to the methods, for messages.
+#: Stage -> what it does, for messages.
 _DOING = {
     StageType.SOURCE_TRANSFORM: "transforming",
     StageType.QUANTIZE: "quantizing",
@@ -61,19 +64,21 @@ _DOING = {
 
 
 class Progress:
-    """A progress bar over the stages, and one over calibration samples while they run.
+    """Progress bars over the stages and over the calibration samples.
 
     Args:
-        shown: False, or a standard error that is not a terminal, shows nothing.
+        shown: show the bars, if standard error is a terminal.
+
+    Attributes:
+        samples: method -> number of calibration samples.
     """
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()
-        #: How many samples calibrated each method.
         self.samples: dict[str, int] = {}
 
     def stages(self, stages: list[StageType]) -> Iterable[StageType]:
-        """The stages, one after the other; the bar names the one that runs."""
+        """Yield the stages; the bar shows the current one."""
         if not self.shown:
             yield from stages
             return
@@ -86,7 +91,7 @@ class Progress:
                 bar.update()
 
     def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
-        """The samples of a method, counted."""
+        """Yield the calibration samples of a method and count them."""
         if self.shown:
             from tqdm import tqdm
 
@@ -114,7 +119,7 @@ class Pipeline:
     ) -> None:
         self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
-        # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
+        # strict=True is the default of ExportRecipe, so only strict=False is an explicit choice.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
         if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
             dynamic_shapes = {"forward": dynamic_shapes}
@@ -142,7 +147,7 @@ class Pipeline:
         """Run all stages.
 
         Raises:
-            ValueError: the recipe lists its own stages and they do not end in a program.
+            ValueError: the recipe's ``pipeline_stages`` do not end in TO_EXECUTORCH.
         """
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
@@ -153,10 +158,10 @@ class Pipeline:
         self._run_stages(stages)
 
     def capture_programs(self) -> dict[str, ExportedProgram]:
-        """The models as programs, which are not captured again when the stages run.
+        """Capture the models; the stages reuse these programs.
 
         Raises:
-            ExportError: one cannot be captured.
+            ExportError: a model cannot be captured.
         """
         examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
         programs = {}
@@ -167,10 +172,10 @@ class Pipeline:
         return programs
 
     def quantize_programs(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
-        """Run the stages up to lowering.
+        """Run the stages before lowering.
 
         Returns:
-            programs by method, as ``ExportResult.exported_programs`` has them, and as lowering takes them.
+            method -> program, as in ``ExportResult.exported_programs``, and method -> copy that lowering may edit.
         """
         last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
         self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
@@ -179,7 +184,7 @@ class Pipeline:
     def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.stages(stages):
             if kind is StageType.TO_EXECUTORCH:
-                # Emitting the program edits the lowered methods in place.
+                # Emission edits the lowered methods in place.
                 self._snapshot(self._artifact.data)
             stage = self._stage(kind)
             start = time.perf_counter()
@@ -198,10 +203,10 @@ class Pipeline:
                 self._warn_about_boundary()
 
     def _run(self, kind: StageType, stage: Stage) -> None:
-        """Run a stage; whatever it raises that is no message to the user yet becomes one.
+        """Run a stage and convert exceptions to ``ExportError``.
 
         Raises:
-            ExportError: names the stage, and what of the model it was working on.
+            ExportError: the stage failed; names the stage, and the module or operator.
         """
         from arm_backend_core.errors import ArmBackendError
 
@@ -219,7 +224,7 @@ class Pipeline:
             raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
 
     def artifact(self, rejected: list[Rejected], notes: list[str]) -> Artifact:
-        """The program with its report; ``notes`` come before those of the stages."""
+        """Build the artifact with its report; ``notes`` come before the notes of the stages."""
         from arm_recipes.stages.edge.check_kernels import not_runnable
 
         manager = self._artifact.data
@@ -247,7 +252,7 @@ class Pipeline:
             captured = [name for name, model in self._models.items() if isinstance(model, ExportedProgram)]
             if captured:
                 raise ValueError(
-                    f"model: '{captured[0]}' is captured already, and the recipe exchanges layers; give the nn.Module"
+                    f"model: '{captured[0]}' is already captured, but the recipe replaces layers; pass the nn.Module"
                 )
             yield StageType.SOURCE_TRANSFORM
         if quantization is not None and quantization.quantizers:
@@ -290,7 +295,7 @@ class Pipeline:
         from arm_backend_core.program import copied
         from arm_recipes.stages.edge.equal_rows import arrange_rows
 
-        # Lowering edits the programs in place, and one may be the user's own.
+        # Lowering edits the programs in place, and a program may be the user's.
         self._programs = dict(self._artifact.data)
         copies = {name: copied(program) for name, program in self._programs.items()}
         for name, program in copies.items():
@@ -312,10 +317,10 @@ class Pipeline:
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._artifact.data.items():
-            told, none = describe_float_layers(model, name)
-            self._notes += told
+            notes, none = describe_float_layers(model, name)
+            self._notes += notes
             if none:
-                self._note(f"no layer of '{name}' is block-scaled, in spite of mx")
+                self._note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
 
     def _warn_about_boundary(self) -> None:
         for name, program in self._programs.items():
@@ -328,9 +333,9 @@ class Pipeline:
                         kind = str(value.dtype).removeprefix("torch.")
                         narrow = {"int64": "int32", "float64": "float32"}[kind]
                         self._note(
-                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
-                            f"converting it costs an operator on the CPU, which {narrow} would save"
-                            + ("; its values are taken to be below 2**30" if side + kind == "inputint64" else "")
+                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
+                            f"a CPU operator converts it; use {narrow} to avoid the conversion"
+                            + ("; values are assumed to be below 2**30" if side + kind == "inputint64" else "")
                         )
 
     def _note(self, text: str) -> None:
@@ -356,34 +361,40 @@ class Pipeline:
             )
             for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
                 self._note(
-                    f"the model of '{name}' writes into its input '{tensor}': the program does not, "
-                    f"it returns the new value as output {index}, before what the model returns"
+                    f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
+                    f"returns the new value as output {index}, before the model's outputs"
                 )
         for sized in self._sized.values():
             sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
-        told = {name: sized.to_dict() for name, sized in self._sized.items()}
-        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
+        sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
+        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=sized_dicts))
 
 
 def _check_outputs(method: str, program: ExportedProgram) -> None:
-    """Find results that a program cannot have.
+    """Check that a program can return the model's outputs.
 
     Raises:
-        ExportError: there is one, or no tensor among them.
+        ExportError: an output is a string, or no output is a tensor.
     """
-    found = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    for index, value in enumerate(found):
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for index, value in enumerate(outputs):
         if isinstance(value, ConstantArgument) and isinstance(value.value, str):
             raise ExportError(
                 f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
-                "leave it out, or export it as constant_methods={'name': value}"
+                "remove it, or export it as constant_methods={'name': value}"
             )
-    if not any(isinstance(value, TensorArgument) for value in found):
-        raise ExportError(f"'{method}' returns no tensor, so that there is nothing to compile; return one")
+    if not any(isinstance(value, TensorArgument) for value in outputs):
+        raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
 
 
 def _describe(values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str) -> tuple[TensorInfo, ...]:
-    """Inputs or outputs by name; ``published`` has what the constant methods called ``prefix`` tell of each."""
+    """Describe inputs or outputs.
+
+    Args:
+        values: name and node of each.
+        published: constant methods of the program, with scale and zero point for ``quantized_io``.
+        prefix: start of the names of these constant methods.
+    """
     described = []
     for index, (name, node) in enumerate(values):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node

@@ -1,4 +1,4 @@
-"""One export with a cache: found there, or put there when it is done."""
+"""One export with a cache: look up the program, or store it after the export."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class CachedExport:
-    """A folder of exports, and the one that is wanted.
+    """The cache lookup of one export.
 
     Attributes:
-        recipe: to export by: that of the user, but that it tells what is read of calibration data.
-        notes: for the report.
+        recipe: the user's recipe, with calibration data that records a digest of the samples that are read.
+        notes: notes for the report.
 
     Raises:
-        ValueError: nothing can be written in the folder.
+        ValueError: the folder is not writable.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class CachedExport:
         if not isinstance(source, Calibration):
             return recipe
         self._samples = ReadSamples(source)
-        watched, own = copy.copy(recipe), copy.copy(quantization)
-        assert own is not None
-        own.calibration_inputs_fn, watched.quantization_recipe = self._samples, own
-        return watched
+        new_recipe, new_quantization = copy.copy(recipe), copy.copy(quantization)
+        assert new_quantization is not None
+        new_quantization.calibration_inputs_fn, new_recipe.quantization_recipe = self._samples, new_quantization
+        return new_recipe
 
     def find(self, pipeline: Pipeline, notes: Sequence[str], make: Callable[[], Artifact]) -> Artifact | None:
-        """What was made of the same before.
+        """Look up the artifact of an identical export; None if there is none.
 
         Args:
-            pipeline: captures the models.
-            notes: of the models and samples as they were given, which the report has.
-            make: exports after all, for what a cache has not.
+            pipeline: captures the models, for the key.
+            notes: notes about the arguments, which are part of the report.
+            make: runs the export, for parts that the cache does not store.
         """
         start = time.perf_counter()
         programs = pipeline.capture_programs()
@@ -83,19 +83,19 @@ class CachedExport:
             self._key = self._key_of(programs, notes)
             saved = self._store.read(self._key)
         except NotCacheable as what:
-            self._note(f"cache_dir: this export is not kept, as {what} is not part of what the cache can tell apart")
+            self._note(f"cache_dir: this export is not cached, because the cache key cannot include {what}")
             return None
         except CorruptEntry as reason:
-            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is not used, {reason}; it is written anew")
+            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is ignored and replaced: {reason}")
             return None
         if saved is None:
             return None
         for text in saved.warnings:
             warn(text)
         shapes = {method.name: [output.shape for output in method.outputs] for method in saved.report.methods}
-        for one in self._sized.values():
-            one.find_outputs({name: shapes[name] for name in one.methods})
-        note = "the program was taken from cache_dir: an earlier export made it of the same model, samples and recipe"
+        for sized in self._sized.values():
+            sized.find_outputs({name: shapes[name] for name in sized.methods})
+        note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
         report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
         patterns = {name: Pattern.of_program(program) for name, program in programs.items()}
@@ -104,10 +104,15 @@ class CachedExport:
         return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
 
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
-        """Put an export there, unless calibration read other samples than the key was made of; adds notes to it."""
+        """Store an export and add the notes to its report.
+
+        Nothing is stored if calibration read other samples than those in the key.
+        """
         if self._samples is not None and self._samples.digests != self._read:
             self._key = None
-            self._note("cache_dir: this export is not kept, as its calibration data are others each time they are read")
+            self._note(
+                "cache_dir: this export is not cached, because its calibration data differ each time they are read"
+            )
         if self._key is not None:
             self._store.write(self._key, CacheEntry(result.report, b"".join(result.pieces), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
@@ -115,17 +120,17 @@ class CachedExport:
     def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
         recipe = self.recipe
         if not isinstance(recipe, ArmRecipe):
-            raise NotCacheable("a recipe that is combined, or not this package's,")
-        for option, what in (("qat", "what trains (qat)"), ("dump_dir", "what is written to dump_dir")):
+            raise NotCacheable("a combined recipe or a recipe of another package")
+        for option, what in (("qat", "the training function (qat)"), ("dump_dir", "the files in dump_dir")):
             if recipe.options.get(option) is not None:
                 raise NotCacheable(what)
         if self._samples is not None:
             for program in programs.values():
                 self._samples.read_all(Pattern.of_program(program))
             self._read = frozenset(self._samples.digests)
-        sized = {name: one.to_dict() for name, one in self._sized.items()}
-        more = sized, self._constants, list(notes), sorted(self._read)
-        return key_of(recipe, self._models, programs, self._examples, more)
+        sized = {name: method.to_dict() for name, method in self._sized.items()}
+        extra = sized, self._constants, list(notes), sorted(self._read)
+        return key_of(recipe, self._models, programs, self._examples, extra)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
@@ -133,10 +138,10 @@ class CachedExport:
 
 
 class _DeferredParts:
-    """Makes the parts of an export that was found, when they are asked for; the model must be as it was.
+    """Runs the export for the parts of a cached artifact, on first use; the model must be unchanged.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the model has changed since the lookup.
     """
 
     def __init__(self, programs: Mapping[str, ExportedProgram], make: Callable[[], Artifact]) -> None:
@@ -152,7 +157,7 @@ class _DeferredParts:
         changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
         if changed is not None:
             raise ValueError(
-                f"the model has been changed since the export: '{changed}' was written, so that what a cache does not "
-                "hold cannot be made any more. Ask for it before you go on training, or export again"
+                f"the model has changed since the export: '{changed}' was written. The cache does not store this part "
+                "of the result, and it cannot be recomputed. Access it before further training, or export again"
             )
         return self._make().parts
