@@ -1,8 +1,9 @@
-"""What each layer of the model costs on an Ethos-U: Vela's cycles by PyTorch module and line.
+"""Layer costs on an Ethos-U: Vela's cycle estimates by PyTorch module and source line.
 
-Vela estimates operations, and each is compiled from one or more TOSA operators. The shares of what it costs are those
-of the work that these operators do for each origin (``arm_backend_core.tosa.graph.Op.work``): multiply-accumulates, or
-elements where nothing is multiplied. So the cycles of all layers are Vela's total, to the last one.
+Vela estimates NPU operations. Each is compiled from one or more TOSA operators, and each TOSA operator has one or more
+origins in the model. The cost of an operation is divided among the origins in proportion to the work of the operators
+(``arm_backend_core.tosa.graph.Op.work``): multiply-accumulates, or elements if there are none. The cycles of all layers
+add up to Vela's total exactly.
 """
 
 from __future__ import annotations
@@ -25,35 +26,37 @@ if TYPE_CHECKING:
 Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
 
-#: Operators that name another type, or other parameters, for what there is.
+#: Operators that convert the type or the quantization parameters.
 _CONVERSIONS = ("quantized_decomposed.", "aten._to_copy", "aten.to.")
-#: Operators of a model that say in which order the dimensions are.
+#: ATen operators that permute dimensions.
 _PERMUTES = ("permute", "transpose", "movedim", "swapaxes", "swapdims", "moveaxis", "t", "numpy_T", "mT", "adjoint")
-#: TOSA operators that move nothing.
+#: TOSA operators that move no data.
 _VIEWS = ("IDENTITY", "RESHAPE")
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What Vela expects of a layer in one inference: of a module's line, or of what is put in between.
+    """Vela's cost estimate of a layer for one inference. A layer is a source line of a module, or inserted operations.
 
     Attributes:
-        method, delegate: that it is in.
-        module: of the model, as ``named_modules()`` has it: empty where the model itself computes.
+        method: method of the layer.
+        delegate: delegate of the layer.
+        module: path of the module, as in ``named_modules()``; empty for the model itself.
         source: line of the user's model.
-        kind: "layer" is what the model computes. What is put in is told apart: "boundary" changes order or type of an
-            input or output, "transpose" changes the order inside, "conversion" the type. "rest" is what Vela counts in
-            its total and for no operation.
-        operators: ATen operators that it is compiled from.
-        cycles: with waits for memory; all layers of a delegate add up to ``vela.total_cycles``.
-        share: of the cycles of its method.
+        kind: "layer" for operations of the model. For inserted operations: "boundary" changes the dimension order or
+            type of an input or output, "transpose" changes the dimension order inside, "conversion" changes the type.
+            "rest" are cycles of Vela's total that belong to no operation.
+        operators: ATen operators that the layer is compiled from.
+        cycles: cycles including memory stalls; all layers of a delegate add up to ``vela.total_cycles``.
+        share: fraction of the cycles of the method.
         macs: multiply-accumulates, as Vela counts them.
-        utilization: ``macs`` in relation to what the NPU could do in these cycles.
-        bytes_read, bytes_written: operands, weights among them, and results, each operation's once. From the TOSA
-            graph: what a cache saves, weights' encoding saves and tiles cost is not in it.
-        bound: whether more of the cycles are of operations that wait for memory ("memory") or not ("compute").
-        reason: why it is there, where ``kind`` is not "layer" or no module is named.
-        tensors: results, by their names in the TOSA graph.
+        utilization: ``macs`` divided by the MACs that the NPU could do in these cycles.
+        bytes_read: bytes of operands, including weights, each operation's counted once. Taken from the TOSA graph:
+            it includes no effect of caches, weight encoding or tiling.
+        bytes_written: bytes of results, counted like ``bytes_read``.
+        bound: "memory" if most of the cycles belong to operations that wait for memory, else "compute".
+        reason: why the layer exists, if ``kind`` is not "layer" or ``module`` is empty.
+        tensors: names of the results in the TOSA graph.
     """
 
     method: str
@@ -74,19 +77,19 @@ class LayerCost:
 
     @property
     def name(self) -> str:
-        """The module, or what stands for it."""
+        """The module's path, or a placeholder for the model or Vela."""
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
 def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost, ...]:
-    """Layers of all Ethos-U delegates of a method, in the order in which they run."""
+    """Layer costs of all Ethos-U delegates of a method, in execution order."""
     known = [DelegateTrace(method, delegate) for delegate in delegates if delegate.vela is not None]
     total = sum(traced.vela.total_cycles for traced in known)
     return tuple(cost for traced in known for cost in traced.costs(total))
 
 
 def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
-    """A number as whole parts in the relation of ``shares``, which adds up to it again; the largest takes the rest."""
+    """Divide an integer in proportion to ``shares``; the largest share takes the remainder, so the sum is exact."""
     total = sum(shares.values())
     parts = {key: amount * share // total for key, share in shares.items()}
     parts[max(shares, key=shares.__getitem__)] += amount - sum(parts.values())
@@ -94,7 +97,7 @@ def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
 
 
 class _RowKey(NamedTuple):
-    """What makes a row: everything of one place is one layer."""
+    """Key of a layer: operations with equal keys are one layer."""
 
     module: str
     source: str
@@ -104,7 +107,7 @@ class _RowKey(NamedTuple):
 
 @dataclass
 class _LayerTotals:
-    """What is known of a layer so far."""
+    """Running totals of a layer."""
 
     operators: dict[str, None] = field(default_factory=dict)
     tensors: dict[str, None] = field(default_factory=dict)
@@ -116,36 +119,41 @@ class _LayerTotals:
 
 
 class Unit(NamedTuple):
-    """An operation with those that it does on its way: Vela's rows, and the TOSA operators by number."""
+    """An NPU operation with the operations fused into it.
+
+    Attributes:
+        rows: Vela's rows of the operation.
+        operators: indices of its TOSA operators.
+    """
 
     rows: Sequence[Layer]
     operators: frozenset[int]
 
 
 class DelegateTrace:
-    """A delegate with what ties Vela's operations to its TOSA operators, and these to the model."""
+    """Maps Vela's operations of a delegate to TOSA operators, and these to the model."""
 
     def __init__(self, method: str, record: Delegate) -> None:
         self.method, self.record = method, record
 
     @cached_property
     def graph(self) -> TosaGraph:
-        """What was compiled."""
+        """The TOSA graph of the delegate."""
         return read_graph(memoryview(self.record.tosa))
 
     @cached_property
     def producers(self) -> dict[str, int]:
-        """The number of the TOSA operator that makes each tensor."""
+        """Tensor -> index of the TOSA operator that produces it."""
         return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
 
     @property
     def vela(self) -> VelaFigures:
-        """Of a delegate for an Ethos-U."""
+        """Vela's estimates; only for Ethos-U delegates."""
         assert self.record.vela is not None
         return self.record.vela
 
     def costs(self, total: int) -> Iterator[LayerCost]:
-        """``total``: cycles of the method."""
+        """The layer costs of the delegate; ``total`` is the cycle count of the method."""
         sums: dict[_RowKey, _LayerTotals] = {}
         seen: set[int] = set()
         for unit in self.units():
@@ -153,31 +161,29 @@ class DelegateTrace:
             seen |= unit.operators
         rest = self.vela.total_cycles - sum(layer.cycles for layer in self.vela.layers)
         if rest:
-            sums[_RowKey("", "", "rest", "Vela counts them in the total, and for no operation")] = _LayerTotals(
-                cycles=rest
-            )
+            sums[_RowKey("", "", "rest", "in Vela's total, but of no operation")] = _LayerTotals(cycles=rest)
         in_a_cycle = int(self.vela.accelerator.rsplit("-", 1)[1])
-        for place, told in sums.items():
+        for place, totals in sums.items():
             yield LayerCost(
                 self.method,
                 self.record.name,
                 place.module,
                 place.source,
                 place.kind,
-                tuple(told.operators),
-                told.cycles,
-                told.cycles / total if total else 0.0,
-                told.macs,
-                told.macs / (told.cycles * in_a_cycle) if told.cycles else 0.0,
-                told.read,
-                told.written,
-                "memory" if 2 * told.memory_bound_cycles > told.cycles else "compute",
+                tuple(totals.operators),
+                totals.cycles,
+                totals.cycles / total if total else 0.0,
+                totals.macs,
+                totals.macs / (totals.cycles * in_a_cycle) if totals.cycles else 0.0,
+                totals.read,
+                totals.written,
+                "memory" if 2 * totals.memory_bound_cycles > totals.cycles else "compute",
                 place.reason,
-                tuple(told.tensors),
+                tuple(totals.tensors),
             )
 
     def units(self) -> Iterator[Unit]:
-        """What runs as one operation, with the TOSA operators that it does."""
+        """The NPU operations, each with its TOSA operators."""
         if not self.vela.layers:
             return
         number = {op.place: i for i, op in enumerate(self.graph.operators)}
@@ -199,7 +205,7 @@ class DelegateTrace:
             yield Unit(layers, frozenset(own | before | after if own else behind))
 
     def _producers_of(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:
-        """Operators that make these values, and what they read, as far as tensors ``ends`` and operators ``barred``."""
+        """Transitive producers of these values; stops at the tensors ``ends`` and at the operators ``barred``."""
         found: set[int] = set()
         waiting = list(values)
         while waiting:
@@ -211,7 +217,7 @@ class DelegateTrace:
         return found
 
     def _add(self, unit: Unit, seen: set[int], sums: dict[_RowKey, _LayerTotals]) -> None:
-        """Divide what a unit costs among the places that it comes from; bytes of operators that are ``seen`` are."""
+        """Divide the cost of a unit among its origins; the bytes of operators in ``seen`` are counted already."""
         shares: Counter[_RowKey] = Counter()
         moving = [i for i in sorted(unit.operators) if self.record.tosa_operators[i] not in _VIEWS]
         for i in moving or sorted(unit.operators):
@@ -230,20 +236,20 @@ class DelegateTrace:
         macs = sum(row.macs for row in unit.rows)
         for attribute, amount in (("cycles", cycles), ("read", read), ("written", written), ("macs", macs)):
             for place, part in apportion(amount, shares).items():
-                told = sums.setdefault(place, _LayerTotals())
-                setattr(told, attribute, getattr(told, attribute) + part)
+                totals = sums.setdefault(place, _LayerTotals())
+                setattr(totals, attribute, getattr(totals, attribute) + part)
                 if attribute == "cycles" and waits:
-                    told.memory_bound_cycles += part
+                    totals.memory_bound_cycles += part
         for place in shares:
             sums[place].tensors |= dict.fromkeys(row.tensor for row in unit.rows)
 
     def _bytes(self, operators: frozenset[int]) -> tuple[int, int]:
-        """Of the tensors that these operators read of others, and of those that others read."""
+        """Bytes that these operators read from other operators, and bytes that they write for others."""
         ops = [self.graph.operators[i] for i in sorted(operators)]
         made = {name for op in ops for name in op.outputs}
         read = {name for op in ops for name in op.inputs} - made
         written = {name for name in made if self._readers[name] - operators or name in self.graph.outputs}
-        count, calls = self.graph.bytes, self.record.calls  # shapes are no tensors
+        count, calls = self.graph.bytes, self.record.calls  # shape operands have no bytes
         return calls * sum(count.get(name, 0) for name in read), calls * sum(count[name] for name in written)
 
     @cached_property
@@ -255,13 +261,13 @@ class DelegateTrace:
         return found
 
     def main_origin(self, operators: Iterable[int]) -> Origin | None:
-        """Where most of the work of these TOSA operators comes from."""
+        """The origin with most of the work of these TOSA operators."""
         weights: Counter[Origin] = Counter()
         for i in operators:
             weights.update(dict(self.record.origins[i]))
         return max(weights, key=weights.__getitem__, default=None)
 
-    # -- what an operator is there for ---------------------------------------------------------------------------
+    # -- classification of operators -----------------------------------------------------------------------------
 
     def _row_key(self, i: int, origin: Origin) -> _RowKey:
         if origin.operator == COPY:
@@ -274,9 +280,9 @@ class DelegateTrace:
                 what = _ORDERS[side] if origin.moves else _TYPE
                 return _RowKey(origin.module, origin.source, "boundary", f"{side} '{border[i]}' of the delegate {what}")
         if not origin.moves:
-            return _RowKey(origin.module, origin.source, "conversion", "two operators have other scales or types")
+            return _RowKey(origin.module, origin.source, "conversion", "adjacent operators differ in scale or type")
         own = f"the model's own {operator}"
-        reason = own if operator in _PERMUTES else f"{operator} takes or gives another order of dimensions"
+        reason = own if operator in _PERMUTES else f"{operator} uses another dimension order"
         return _RowKey(origin.module, origin.source, "transpose", reason)
 
     def _is_data_movement(self, i: int) -> bool:
@@ -286,7 +292,7 @@ class DelegateTrace:
 
     @cached_property
     def _input_operators(self) -> dict[int, str]:
-        """Operators between the inputs and what computes first, with the input."""
+        """Index -> input, for data movement and conversions between an input and the first computing operator."""
         found: dict[int, str] = {}
         of = {name: name for name in self.graph.inputs}
         for i, op in enumerate(self.graph.operators):
@@ -299,7 +305,7 @@ class DelegateTrace:
 
     @cached_property
     def _output_operators(self) -> dict[int, str]:
-        """Operators between what computes last and the outputs, with the output."""
+        """Index -> output, for data movement and conversions between the last computing operator and an output."""
         found: dict[int, str] = {}
         for i, op in reversed(list(enumerate(self.graph.operators))):
             after = self._readers[op.outputs[0]]
@@ -309,10 +315,10 @@ class DelegateTrace:
         return found
 
 
-#: How to avoid what changes the order of dimensions, and the type, of an input or output.
+#: Reasons of boundary operations, with a remedy.
 _ORDERS = {
-    "input": "lies in memory in another order than it is computed with: export(..., channels_last=True) saves this",
-    "output": "is computed with the channels last: to return it permuted to that order saves this",
+    "input": "is transposed to NHWC: export(..., channels_last=True) avoids this",
+    "output": "is transposed from NHWC: return it in channels-last order to avoid this",
 }
-_COPIED = "an input or a constant is returned as it is: leave it out of what the model returns"
-_TYPE = "changes its type or scale: quantized_io=True, and int32 in place of int64, save this"
+_COPIED = "the model returns an input or a constant unchanged: do not return it"
+_TYPE = "changes its type or scale: quantized_io=True, and int32 instead of int64, avoid this"

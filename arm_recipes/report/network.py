@@ -1,4 +1,4 @@
-"""The network of a delegate as nodes and links: layers of the model, and the tensors that go from one to another."""
+"""Layer graph of a delegate: layers of the model as nodes, and the tensors between them as links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A line of a module; or, without operators, an input or output of the delegate."""
+    """A source line of a module; without operators, an input or output of the delegate."""
 
     module: str
     source: str
@@ -26,10 +26,14 @@ class _Node:
 
 
 def build_network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
-    """Nodes, with what they cost, and links, with their bytes, ready for JSON; None where operators hold graphs.
+    """The layer graph, ready for JSON: nodes with their costs, links with their bytes.
 
     Args:
-        costs: layers of this delegate, for an Ethos-U.
+        delegate: the delegate.
+        costs: costs of its layers, for an Ethos-U.
+
+    Returns:
+        the graph; None if TOSA operators contain nested graphs (control flow).
     """
     graph = read_graph(memoryview(delegate.tosa))
     if len(graph.operators) != len(delegate.tosa_operators):
@@ -66,12 +70,12 @@ def build_network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, A
 
 
 def _ends(side: str, tensors: Iterable[Io]) -> list[tuple[str, str]]:
-    """Keys of nodes for what enters or leaves a delegate."""
+    """Node keys of the inputs or outputs of a delegate."""
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 
 def short_source(source: str) -> str:
-    """A line of an installed package by its place in that, as a page has no room for where packages are."""
+    """A source line without the path of ``site-packages``, to save space on the page."""
     return source.rpartition("/site-packages/")[2]
 
 

@@ -41,7 +41,7 @@ def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) ->
     assert found.operator == "aten.nextafter.default"
     assert found.reason.startswith("no kernel aten::nextafter.out: use another operator, or link")
     assert any("test_runnable.py" in source for source in found.sources)
-    assert "Without a kernel that can execute it\n  1 x aten.nextafter.default  no kernel" in str(result.report)
+    assert "Operators without a CPU kernel\n  1 x aten.nextafter.default  no kernel" in str(result.report)
     assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.nextafter.default"
     if recipe is FP:
         with pytest.raises(RunError, match=r"aten::nextafter\.out"):
