@@ -1,4 +1,4 @@
-"""The quantization part of a recipe, and a quantization stage that captures faster than ExecuTorch's."""
+"""Quantization: the quantization part of a recipe, and a stage that is faster than ExecuTorch's."""
 
 from __future__ import annotations
 
@@ -29,27 +29,31 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
 
-#: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
+#: Wraps the calibration samples of a method in a progress bar, or returns them unchanged.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-#: Attributes of a quantizer, all that ``ExportRecipe.combine`` keeps of a recipe: its improvements, and ``min_sqnr``.
+#: Attributes of the quantizer for ``algorithms`` and ``min_sqnr``: ``ExportRecipe.combine`` keeps only quantizers.
 _ALGORITHMS_ATTRIBUTE, _MIN_SQNR_ATTRIBUTE = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
 class AlgorithmRecipe(QuantizationRecipe):
-    """A ``QuantizationRecipe`` that names the improvements that its stage makes.
+    """A ``QuantizationRecipe`` with the quantization algorithms that its stage applies.
 
     Attributes:
-        algorithms: names, of ``options.ALGORITHMS``.
+        algorithms: names from ``options.ALGORITHMS`` and ``options.OPT_IN_ALGORITHMS``.
     """
 
     algorithms: Collection[str] = ALGORITHMS
 
 
 def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
-    """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
+    """The algorithms of a recipe.
+
+    For a combined recipe: the algorithms that all its quantizers share. For a recipe of another package: all default
+    algorithms.
+    """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
     named = [
@@ -67,18 +71,19 @@ def quantization_recipe(
     train: Any = None,
     min_sqnr: float | None = None,
 ) -> AlgorithmRecipe:
-    """Quantization with ``quantizer``.
+    """Build the quantization part of a recipe.
 
     Args:
-        calibration: samples as ``Calibration`` takes them; None calibrates with the example inputs.
-        algorithms: names of improvements.
-        train: trains the prepared model that it is given; None quantizes after training.
-        min_sqnr: dB that rounding must leave of each result, or None.
+        quantizer: the quantizer; the algorithms and ``min_sqnr`` are stored on it.
+        calibration: samples as in ``Calibration``; None calibrates with the export's samples.
+        algorithms: names of quantization algorithms.
+        train: function that trains the prepared model; None for post-training quantization.
+        min_sqnr: minimum SQNR of each output in dB, or None.
     """
     setattr(quantizer, _ALGORITHMS_ATTRIBUTE, algorithms)
     setattr(quantizer, _MIN_SQNR_ATTRIBUTE, min_sqnr)
-    asked = {"qat": train, "min_sqnr": min_sqnr}
-    refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
+    options = {"qat": train, "min_sqnr": min_sqnr}
+    refusals: list[Any] = [_Refusal(name) for name, value in options.items() if value is not None]
     return AlgorithmRecipe(
         algorithms=algorithms,
         quantizers=[quantizer],
@@ -93,43 +98,43 @@ def quantization_recipe(
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Pre-prepare pass that only ExecuTorch's own stage runs.
+    """Pre-prepare pass that rejects options which ExecuTorch's own quantization stage does not support.
 
-    It would train without rounding, and other weights, and knows of no signal-to-noise ratio.
+    Only that stage runs this pass. It would train without fake quantization, and it does not compute the SQNR.
 
     Attributes:
-        name: of the option.
+        name: name of the option.
     """
 
     name: str
 
     def __call__(self, model: GraphModule) -> GraphModule:
-        """Refuse.
+        """Reject the option.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self.name}: with the recipe's own quantizer alone, and through arm_recipes.export alone")
+        raise ValueError(f"{self.name}: needs arm_recipes.export, and the recipe's quantizer as the only quantizer")
 
 
 @dataclass(frozen=True)
 class SetTrainedRanges:
-    """Pre-convert pass of a model that was trained: it has the ranges that were found, and no weight is changed.
+    """Pre-convert pass of a trained model: sets the learned ranges. The weights are not changed.
 
     Attributes:
-        give: gives the ranges to the observers of a calibrated program.
+        apply: sets the ranges of the observers of a calibrated program.
     """
 
-    give: Callable[[ObservedProgram], None]
+    apply: Callable[[ObservedProgram], None]
 
     def __call__(self, observed: Any) -> Any:
-        """Give them."""
-        self.give(observed)
+        """Set the ranges."""
+        self.apply(observed)
         return observed
 
 
 def is_quantized(graph: torch.fx.Graph) -> bool:
-    """Whether a graph holds quantize or dequantize operators already."""
+    """Whether a graph contains quantize or dequantize operators."""
     return any(
         node.op == "call_function" and getattr(node.target, "namespace", None) == "quantized_decomposed"
         for node in graph.nodes
@@ -137,15 +142,15 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 
 
 class FastQuantizeStage(QuantizeStage):
-    """ExecuTorch's stage, but faster, for exported programs too, and leaving alone what is quantized already.
+    """A faster form of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
 
-    It captures with ``strict=False`` first and calibrates without autograd. With a recipe of ours the captured program
-    itself is quantized, so that nothing has to be captured again; torchao's passes do it for other quantizers.
+    Captures with ``strict=False`` first and calibrates without autograd. With a quantizer of this package, the captured
+    program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
-        float_programs: what methods that were quantized by a recipe of ours were before.
-        output_sqnr: what rounding leaves of the results of these, see ``stages.output_sqnr``.
-        notes: what the user is to be warned of.
+        float_programs: method -> program before quantization, for methods that this package's quantizer quantized.
+        output_sqnr: method -> SQNR of each output in dB, see ``quantization.diagnostics.output_sqnr``.
+        notes: warnings for the user.
     """
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
@@ -158,10 +163,10 @@ class FastQuantizeStage(QuantizeStage):
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method; training with another quantizer is left to ExecuTorch's own stage.
+        """Quantize every method. ExecuTorch's own stage runs training with other quantizers.
 
         Raises:
-            ValueError: the model cannot be trained, or nothing says how.
+            ValueError: the model cannot be trained, or ``train_fn`` is missing.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
         if not recipe.quantizers or (recipe.is_qat and not self.is_ours):
@@ -191,17 +196,17 @@ class FastQuantizeStage(QuantizeStage):
 
     @property
     def recipe(self) -> QuantizationRecipe:
-        """What it quantizes by."""
+        """The quantization recipe of the stage."""
         return self._quantization_recipe
 
     @property
     def quantizers(self) -> list[Quantizer]:
-        """Those of the recipe."""
+        """The quantizers of the recipe."""
         return list(self._quantization_recipe.quantizers or [])
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program itself is quantized, by a quantizer of ours alone."""
+        """Whether the only quantizer is of this package, so that the captured program itself is quantized."""
         from arm_backend_core.quantization.quantizer import ArmQuantizer
 
         recipe = self._quantization_recipe
@@ -212,10 +217,12 @@ class FastQuantizeStage(QuantizeStage):
     def insert_observers(
         self, program: ExportedProgram, common: SharedTensors | None = None, *, alone: bool = True
     ) -> ObservedProgram:
-        """The program, which is edited, with observers where it will be quantized.
+        """Insert observers into a program.
 
         Args:
-            alone: it shares no observers with other methods.
+            program: is edited.
+            common: tensors that several methods share.
+            alone: the program shares no observers with other methods.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -226,7 +233,7 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Methods are calibrated one after the other, each going on from the state that the last one left."""
+        """Quantize the programs. Methods are calibrated in order; each starts with the state that the last one left."""
         from arm_backend_core.program import copied
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
@@ -262,29 +269,28 @@ class FastQuantizeStage(QuantizeStage):
     def _measure_sqnr(self, method: str, model: ObservedProgram) -> None:
         from arm_backend_core.quantization.diagnostics.output_sqnr import LEAST, describe_losses, output_sqnr
 
-        with model.last.undone():  # other methods go on from these buffers
-            self.output_sqnr[method] = found = output_sqnr(model) if model.samples else {}
-            if not found:
+        with model.last.undone():  # restores the buffers, which other methods continue from
+            self.output_sqnr[method] = sqnr = output_sqnr(model) if model.samples else {}
+            if not sqnr:
                 self._require_known(method)
-            elif min(found.values()) < max(self._min_sqnr, LEAST):
-                text = describe_losses(model, method, found)
-                if min(found.values()) < self._min_sqnr:
+            elif min(sqnr.values()) < max(self._min_sqnr, LEAST):
+                text = describe_losses(model, method, sqnr)
+                if min(sqnr.values()) < self._min_sqnr:
                     raise AccuracyError(f"min_sqnr={self._min_sqnr:g}: {text}")
                 self.notes.append(text)
 
     @property
     def _min_sqnr(self) -> float:
-        """``min_sqnr`` of the recipe; less than any where it has none."""
+        """``min_sqnr`` of the recipe in dB; minus infinity if it is not set."""
         return max(getattr(quantizer, _MIN_SQNR_ATTRIBUTE, None) or -math.inf for quantizer in self.quantizers)
 
     def _require_known(self, method: str) -> None:
-        """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
+        """Raise ``AccuracyError`` if the recipe has a ``min_sqnr``, because the SQNR cannot be computed."""
         if self._min_sqnr > 0:
             raise AccuracyError(
-                f"min_sqnr={self._min_sqnr:g}: what rounding leaves of the results of '{method}' is not known; it is "
-                "where the model is quantized here, results are of floating point, and it has no loops, draws no "
-                "random numbers, and finds no indices or sizes in numbers that are rounded: leave min_sqnr out, and "
-                "see result.compare(samples)"
+                f"min_sqnr={self._min_sqnr:g}: the SQNR of the outputs of '{method}' cannot be computed. This needs a "
+                "model that this export quantizes, with floating-point outputs, without loops, random numbers, and "
+                "indices or sizes computed from quantized values: remove min_sqnr, and use result.compare(samples)"
             )
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
@@ -308,16 +314,16 @@ class FastQuantizeStage(QuantizeStage):
 
 
 def _check_results(method: str, captured: ExportedProgram, quantized: ExportedProgram) -> None:
-    """Quantization leaves shapes and dtypes of results as they were.
+    """Check that quantization preserves shapes and dtypes of the outputs.
 
     Raises:
-        ExportError: it does not.
+        ExportError: an output has another shape or dtype.
     """
-    wanted, made = _results(captured), _results(quantized)
-    if wanted != made:
+    expected, actual = _results(captured), _results(quantized)
+    if expected != actual:
         raise ExportError(
-            f"quantizing '{method}' made {made} of its results {wanted}: "
-            "a fault of this compiler, which should be reported"
+            f"quantizing '{method}' changed its outputs from {expected} to {actual}: "
+            "this is a bug of the compiler, please report it"
         )
 
 
@@ -328,7 +334,7 @@ def _results(program: ExportedProgram) -> list[str]:
 
 
 def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
-    """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
+    """Algorithms to apply after calibration, in this order. They install their observers in ``observed`` now."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 
@@ -346,12 +352,12 @@ def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, exa
 
 @dataclass(frozen=True)
 class FloatProgram:
-    """A method before it was quantized by us.
+    """A method before quantization.
 
     Attributes:
-        program: as it was captured.
-        floats: constants that are quantized, by the name that the quantized program's signature has for them.
-        ranges: the least and the largest value that calibration saw, by the name of the quantize operator.
+        program: the captured program.
+        floats: quantized constants in floating point, by their name in the quantized program's signature.
+        ranges: minimum and maximum of the calibration values, by the name of the quantize operator.
     """
 
     program: ExportedProgram
