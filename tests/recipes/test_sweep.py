@@ -255,6 +255,7 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
 
 def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     from arm_recipes import RunError
+    from arm_recipes.pipeline.artifact import Artifact
 
     def refuse(*inputs: Any, **keywords: Any) -> Any:
         raise RunError("there is no C++ compiler")
