@@ -174,7 +174,7 @@ def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
         AccuracyError, match=rf"min_sqnr=70: rounding leaves {left:.1f} dB of output 'linear_1' of 'forward'"
     ):
         export(model, recipe(min_sqnr=70), samples)
-    with pytest.raises(RuntimeError, match="min_sqnr: needs arm_recipes.export, and the recipe's quantizer"):
+    with pytest.raises(RuntimeError, match=r"min_sqnr: needs arm_recipes\.export, and the recipe's quantizer"):
         executorch_export(model, samples, recipe(min_sqnr=20))
     with pytest.raises(ValueError, match="min_sqnr must be a number of dB; got -3: not a positive number"):
         recipe(min_sqnr=-3)

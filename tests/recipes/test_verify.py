@@ -124,7 +124,9 @@ def test_the_report_tells_what_was_measured() -> None:
     assert [estimate.macs for estimate in estimates if estimate] == [layer.macs for layer in figures.layers]
     assert f"Emulator counts of {record.name}" in str(result.report)
     for what in (r"body\.0 +CONV2D +[\d,.]+ K?i?B read, 512 B written +\d+ cycles of Sram", r"body\.0 .* 13,824 MACs"):
-        assert re.search(rf"Layers of {record.name} with the most (memory traffic|MACs).*\n( .*\n)* +{what}", str(result.report))
+        assert re.search(
+            rf"Layers of {record.name} with the most (memory traffic|MACs).*\n( .*\n)* +{what}", str(result.report)
+        )
     told = result.report.to_dict()["measured"][record.name]["layers"]
     assert [layer["origin"]["module"] for layer in told] == [layer.origin.module for layer in figures.layers]
     assert re.search(r"scratch +[\d,.]+ K?i?B in use, [\d,.]+ K?i?B read, [\d,.]+ K?i?B written", str(result.report))
