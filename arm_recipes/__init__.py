@@ -1,7 +1,8 @@
-"""One line that turns a PyTorch model into a program for an Arm target.
+"""Export recipes: compile PyTorch models for Arm targets (Ethos-U, TOSA, VGF) with ExecuTorch.
 
-The recipes are registered with ExecuTorch when the first name that needs it is taken from this package. What third
-parties print while they are imported is silenced, if they are imported here: ``ExportRecipe`` is ExecuTorch's own.
+Attributes of this package are loaded on first access. The first access to a name in ``_IMPORTS_EXECUTORCH`` registers
+the recipes with ExecuTorch. Third-party output during these imports is silenced. ``ExportRecipe`` is a class of
+ExecuTorch.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ __all__ = [
     "tune",
 ]
 
-#: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
-_CHEAP = {
+#: Public name -> module, for modules that import neither PyTorch nor ExecuTorch.
+_IMPORTS_NO_TORCH = {
     "AccuracyError": "arm_recipes._internal.messages",
     "ArmBackendError": "arm_backend_core.errors",
     "ArmRecipesError": "arm_backend_core.errors",
@@ -106,7 +107,8 @@ _CHEAP = {
     "Tuned": "arm_recipes.explore.tune.result",
     "VelaProgram": "arm_recipes.runtime.vela_program",
 }
-_COSTLY = {
+#: Public name -> module, for modules that import PyTorch and ExecuTorch.
+_IMPORTS_EXECUTORCH = {
     "ArmRecipe": "arm_recipes.recipe.recipe",
     "ArmRecipeProvider": "arm_recipes.provider",
     "ArmRecipeType": "arm_recipes.provider",
@@ -129,18 +131,18 @@ def __getattr__(name: str) -> Any:
         from arm_recipes._internal.versions import version
 
         return version("arm-recipes")
-    if name in _CHEAP:
-        module = importlib.import_module(_CHEAP[name])
-    elif name in _COSTLY:
+    if name in _IMPORTS_NO_TORCH:
+        module = importlib.import_module(_IMPORTS_NO_TORCH[name])
+    elif name in _IMPORTS_EXECUTORCH:
         from arm_recipes._internal.messages import quiet
 
         with quiet():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes
-            module = importlib.import_module(_COSTLY[name])
+            module = importlib.import_module(_IMPORTS_EXECUTORCH[name])
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found = getattr(module, name)
-    return found
+    globals()[name] = value = getattr(module, name)
+    return value
 
 
 def __dir__() -> list[str]:

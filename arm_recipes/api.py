@@ -1,4 +1,4 @@
-"""``export``: from a model and a recipe to a program for the target, in one call."""
+"""``export``: compile a PyTorch model for an Arm target in one call."""
 
 from __future__ import annotations
 
@@ -30,50 +30,66 @@ def export(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> ExportResult:
-    """Turn a model into a program for the target of ``recipe``.
+    """Compile a model for the target of ``recipe``.
 
-    The model comes back as it was: weights, buffers, and the training flag of every module.
+    Captures the model with ``torch.export``, quantizes it if the recipe says so, delegates what the target supports,
+    and emits an ExecuTorch program. The model is not modified: weights, buffers and the training flag of every module
+    are the same after the call.
 
     Args:
-        model: an ``nn.Module``, a ``GraphModule``, an ``ExportedProgram``, the path of a saved one, or a dict
-            of these by method name. A module in training mode is exported in evaluation mode, with a warning.
-            What is quantized already is not quantized again.
-        recipe: from ``ExportRecipe.get_recipe`` or ``ExportRecipe.combine``.
-        samples: samples: a list of input tuples (or one tuple, or one tensor), of dicts of keyword inputs or
-            of ``Inputs``, any other iterable of them, a function that returns one, or a ``DataLoader``; for several
-            methods a dict of these. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None become
-            constants of the program. The first sample is captured; all of them calibrate, unless the recipe has
-            calibration data. An ``ExportedProgram`` brings its own.
-        output: where to write the ``.pte``; checked before any work starts.
-        dynamic_shapes: as ``torch.export.export`` takes them, by method if there are several. Arm targets are compiled
-            for fixed shapes, so ``sizes`` must say which.
-        sizes: sizes of the dimensions by their names, ``{"batch": [1, 8], "seq": [16, 64]}``: each combination becomes
-            a method of its own; all have scales and weights in common. ``run`` takes the smallest that fits.
-        constant_methods: values that the program returns by name.
-        strict: how ``torch.export`` captures. None: without ``strict``, and with it if that fails.
-        channels_last: let the program take inputs of four dimensions, (N, C, H, W), as they lie in
-            ``torch.channels_last``, however the samples lie: the NPU computes so, and an input that lies otherwise is
-            turned around first. The report tells what that costs.
-        verify: run the first example inputs of each method, four at most, and compare every delegate for an Ethos-U
-            with the TOSA reference model, number by number. It takes that model's time, about a second a sample
-            for MobileNetV2, and a C++ compiler the first time.
-        cache_dir: a folder where programs are kept, made if it is not there. An export of what was exported before
-            takes its program from there: the captured graph with its lines and weights, samples, calibration data,
-            recipe, versions and this package's sources are the same to the last bit. The model is captured, and the
-            samples are read, to find that out. Each program is one file, which may be deleted at any time.
-        progress: show a progress bar if standard error is a terminal.
+        model (nn.Module, GraphModule, ExportedProgram, str, Path or dict): the model to compile. A path names a file
+            that ``torch.export.save`` wrote. A dict maps method names to models and compiles a program with several
+            methods. A module in training mode is exported in evaluation mode, with a warning. A model that is already
+            quantized is not quantized again.
+        recipe (ExportRecipe): target, precision and options, from ``ExportRecipe.get_recipe`` or
+            ``ExportRecipe.combine``.
+        samples (iterable, DataLoader, callable or dict, optional): sample inputs. An iterable of samples, a function
+            that returns one, or a ``DataLoader``. Each sample is a tuple of positional inputs, a dict of keyword
+            inputs, or ``Inputs``. A single tuple or tensor is one sample. A dict maps method names to samples.
+            The first sample is used to capture the model. All samples calibrate the quantization ranges, unless the
+            recipe has ``calibration_samples``. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None
+            become constants of the program. Default: the example inputs of an ``ExportedProgram``.
+        output (str or Path, optional): write the ``.pte`` to this path. The path is checked before compilation starts.
+        dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
+            methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
+        sizes (dict, optional): the sizes to compile for, by the name of the dimension, such as
+            ``{"batch": [1, 8], "seq": [16, 64]}``. Each combination becomes a method. All methods share scales and
+            weights. ``run`` selects the smallest method that the inputs fit into, and pads the inputs on request.
+        constant_methods (dict, optional): methods that return a constant, as ``{name: value}``.
+        strict (bool, optional): the ``strict`` argument of ``torch.export.export``. Default: None, which tries False
+            first and True if that fails.
+        channels_last (bool): compile for inputs of shape (N, C, H, W) in ``torch.channels_last`` memory format,
+            whatever the memory format of the samples. The NPU computes in NHWC, so the program needs no transpose at
+            its inputs. The report shows the cycles of these transposes. Default: False.
+        verify (bool): run up to four samples of each method and compare every Ethos-U delegate with the TOSA reference
+            model, bit by bit. Takes about a second per sample for MobileNetV2. The first call needs a C++ compiler.
+            Default: False.
+        cache_dir (str or Path, optional): a folder that caches compiled programs; it is created if needed. The cache
+            key covers the captured graph with its source lines and weights, the samples, the calibration data, the
+            recipe, tool versions and the sources of this package. A hit still captures the model and reads the
+            samples, to compute the key. Each program is one file; any file can be deleted at any time.
+        progress (bool): show a progress bar if standard error is a terminal. Default: True.
 
     Returns:
-        the program and its report.
+        ExportResult: the program and its report.
 
     Raises:
-        ValueError: the model's inputs, the dynamic shapes or the output path cannot be used.
-        TypeError: ``model`` or ``recipe`` is something else.
-        ExportError: a stage failed, for example because the model raises while it is traced, or ``require_runnable``
-            found operators without a kernel; names the module or operator and the line. A NoisyError: rounding leaves
-            less of a result than ``min_sqnr``. A BudgetError: it needs more than ``sram_budget`` or ``flash_budget``.
-        ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
-        RunError: ``verify``, and this machine cannot run the program. A difference is an ExportError.
+        ValueError: the inputs, the dynamic shapes or the output path are invalid.
+        TypeError: ``model`` or ``recipe`` has the wrong type.
+        ExportError: a stage failed, for example because the model raised an exception during tracing. The message
+            names the module or operator and the line.
+        NotRunnableError: ``require_runnable=True``, and an operator on the CPU has no kernel.
+        AccuracyError: the SQNR of an output is below ``min_sqnr``, or it cannot be computed.
+        BudgetError: the program exceeds ``sram_budget`` or ``flash_budget``.
+        VerificationError: ``verify=True``, and a delegate differs from the TOSA reference model.
+        ArmBackendError: compilation failed, or ``require_full_delegation=True`` and operators remain on the CPU.
+        RunError: ``verify=True``, and the program cannot run on this machine.
+
+    Example::
+
+        >>> recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=256)
+        >>> result = export(model, recipe, [(torch.randn(1, 3, 224, 224),)])
+        >>> result.save("model.pte")
     """
     check_recipe(recipe)
     if output is not None:

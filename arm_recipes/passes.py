@@ -1,13 +1,14 @@
-"""Passes that users of ExecuTorch's Arm backend know, for graphs with int64 values.
+"""int64 to int32 passes, with the names of ExecuTorch's Arm backend.
 
-What int32 is known to hold is computed in int32 without them, and cast at the delegate's boundary. They are for values
-of which only the user knows it, and for a graph, without recipes, that is to have int32 itself:
+The compiler itself computes int64 values in int32 where their range is known to fit, and casts at the delegate's
+boundary. These passes are for values whose range only the user knows, and for graphs that need int32 without recipes:
 
-- on ATen's operators, ``pass_(program.module()).graph_module`` goes to ``prepare_pt2e`` or ``torch.export.export``;
+- on ATen operators, ``pass_(program.module()).graph_module`` is an argument of ``prepare_pt2e`` or
+  ``torch.export.export``;
 - on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
-  ``to_edge_transform_and_lower`` change what stays on the CPU: delegates are made before.
+  ``to_edge_transform_and_lower`` change only what stays on the CPU, because delegates exist already.
 
-The graph that is given is edited, and returned. ``ToDevicePass`` is ExecuTorch's own; it belongs between
+A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own: apply it between
 ``convert_pt2e`` and another export, with inputs on that device.
 """
 
@@ -54,7 +55,7 @@ _MOVES = (
     *(aten.unsqueeze.default, aten.expand.default, aten.view.default),
     *(aten.unsqueeze_copy.default, aten.expand_copy.default, aten.view_copy.default),
 )
-#: Operators, in place or not, that refuse int32 when they run; the others that do say so of tensors without data.
+#: Operators, in place or not, that reject int32 only at run time; other such operators also reject fake tensors.
 _INT64_ALONE = ("one_hot", "take", "take_along_dim", "index_copy", "index_fill", "nll_loss", "cross_entropy_loss")
 _ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
 
@@ -68,10 +69,10 @@ class _Pass:
 
 
 class ConvertInt64ConstOpsToInt32Pass(_Pass):
-    """``full``, ``arange``, ``eye``, ``linspace`` and ``scalar_tensor`` of int64 give int32 where all values fit."""
+    """Convert int64 ``full``, ``arange``, ``eye``, ``linspace`` and ``scalar_tensor`` to int32 if all values fit."""
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Convert them; where one does not fit, it is left alone and a warning is logged."""
+        """Apply the pass. A constant with a value out of range stays int64, and a warning is logged."""
         changed = set()
         for node in graph_module.graph.nodes:
             if overload_of(node.target) not in _CREATORS or _dtype(node) is not torch.int64 or node.all_input_nodes:
@@ -87,18 +88,18 @@ class ConvertInt64ConstOpsToInt32Pass(_Pass):
 
 
 class ConvertInt64OutputOpsToInt32Pass(_Pass):
-    """Operators that give int64 give int32, where that is known to hold the result.
+    """Convert operators with int64 results to int32 if the result is known to fit.
 
-    A cast of int32 to int64 goes, any other cast to int64 becomes one to int32: also where the program returns it.
-    What is computed from the indices of ``argmax`` and ``argmin`` by moving them, and by adding, subtracting and
-    multiplying numbers, is computed in int32 as far as it fits; elsewhere it is cast back.
+    Removes casts from int32 to int64. Other casts to int64 become casts to int32, also for outputs of the program.
+    Data movement of the indices of ``argmax`` and ``argmin``, and addition, subtraction and multiplication with
+    numbers, are computed in int32 as far as the range fits, and cast back to int64 elsewhere.
 
     Args:
-        on_overflow: where an index itself may not fit, as the dimension has more than 2**31 - 1 elements: "raise", or
-            leave it int64 and "warn", or "skip".
+        on_overflow: what to do if an index may not fit, because the dimension has more than 2**31 - 1 elements:
+            "raise" an error, keep int64 and "warn", or keep int64 and "skip" the warning.
 
     Raises:
-        ValueError: ``on_overflow`` is none of these.
+        ValueError: ``on_overflow`` is not one of these values.
     """
 
     def __init__(self, on_overflow: Literal["raise", "warn", "skip"] = "raise") -> None:
@@ -107,7 +108,7 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
         self._on_overflow = on_overflow
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        """Convert them.
+        """Apply the pass.
 
         Raises:
             RuntimeError: an index may not fit, and ``on_overflow`` is "raise".
@@ -131,7 +132,7 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
         return _finished(graph_module, changed)
 
     def _indices(self, module: GraphModule, source: Node) -> set[Node]:
-        """What changed, when all that fits is computed from the indices in int32."""
+        """Compute the consumers of indices in int32 as far as they fit; returns the changed nodes."""
         constants = _numbers(module)
         intervals = Intervals(constants)
         if not intervals.fits_int32(source):
@@ -156,10 +157,10 @@ class ConvertInt64OutputOpsToInt32Pass(_Pass):
 
 
 class InsertInt32CastsAfterInt64PlaceholdersPass(_Pass):
-    """Every int64 input and attribute is cast to int32 before it is read; nothing checks that int32 holds the values.
+    """Cast every int64 input and attribute to int32. The values are not checked: the user knows that they fit.
 
-    Operators that take int64 alone (``one_hot``, ``index_copy``) read a cast back; what writes into a buffer has it
-    as it is.
+    Operators that need int64 (``one_hot``, ``index_copy``) read a cast back to int64. Operators that write a buffer
+    use the buffer itself.
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:
@@ -172,7 +173,7 @@ class InsertInt32CastsAfterInt64PlaceholdersPass(_Pass):
 
 
 def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) -> tuple[dict[Node, None], set[Node]]:
-    """Nodes whose int64 values follow from ``source`` and fit int32, and the nodes that may read them as int32."""
+    """Nodes with int64 values that are computed from ``source`` and fit int32, and their possible int32 consumers."""
     reached, readers = {source: None}, set()
     for node in source.graph.nodes:
         wide = [x for x in node.all_input_nodes if _dtype(x) is torch.int64]
@@ -189,16 +190,16 @@ def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) 
 
 
 def _numbers(module: GraphModule) -> dict[Node, Tensor]:
-    """Constants of one integer. Edge programs have numbers as inputs whose fake tensors know them."""
-    found = {}
+    """Constants with a single integer. Edge programs have them as inputs whose fake tensors hold the value."""
+    numbers = {}
     for node in module.graph.nodes:
         if node.op == "get_attr":
             value = attrgetter(str(node.target))(module)
         else:
             value = getattr(node.meta.get("val"), "constant", None) if node.op == "placeholder" else None
         if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in INTEGER_OR_BOOL:
-            found[node] = value
-    return found
+            numbers[node] = value
+    return numbers
 
 
 # -- editing
@@ -214,7 +215,7 @@ def _dtype(node: Node) -> torch.dtype | None:
 
 
 def _dtypes(node: Node) -> list[torch.dtype | None]:
-    """Of all results."""
+    """The dtypes of all results of a node."""
     return [getattr(value, "dtype", None) for value in pytree.tree_leaves(node.meta.get("val"))]
 
 
@@ -226,7 +227,7 @@ def _set_dtype(cast: Node, dtype: torch.dtype) -> None:
 
 
 def _cast_after(node: Node, dtype: torch.dtype, readers: Iterable[Node]) -> Node:
-    """A cast of ``node``, which ``readers`` read in its place; behind all inputs, where it is one."""
+    """Insert a cast of ``node`` that ``readers`` read instead; a cast of an input goes after all inputs."""
     place = node.next
     while node.op == "placeholder" and place.op == "placeholder":
         place = place.next
@@ -246,14 +247,14 @@ def _cast(node: Node, dtype: torch.dtype) -> Node:
 
 
 def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
-    """The graph with the types that follow from the changed nodes', or from changed operands."""
+    """Propagate the dtypes of changed nodes and recompile the graph."""
     if not changed:
         return PassResult(module, False)
     for node in module.graph.nodes:
         if not isinstance(node.target, (OpOverload, EdgeOpOverload)) and node.target is not operator.getitem:
             continue
         reads_changed = not changed.isdisjoint(node.all_input_nodes)
-        if reads_changed and node.target is aten._assert_tensor_metadata.default:  # of the type that was
+        if reads_changed and node.target is aten._assert_tensor_metadata.default:  # checks the old dtype
             module.graph.erase_node(node)
         elif node in changed or reads_changed:
             before = _dtypes(node)
@@ -266,7 +267,7 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
 
 
 def _evaluate(node: Node) -> None:
-    """What a node gives, by its operands; one that refuses int32 is given int64."""
+    """Compute the fake result of a node; casts the operands to int64 if the operator rejects int32."""
     overload = overload_of(node.target)
     name = "" if overload is None else overload._schema.name.removeprefix("aten::").rstrip("_")
     if name not in _INT64_ALONE:

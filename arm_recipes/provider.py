@@ -1,4 +1,7 @@
-"""Builds an ``ExportRecipe`` for each recipe type. Importing this module registers the recipes with ExecuTorch."""
+"""Recipe provider: builds an ``ExportRecipe`` for each ``ArmRecipeType``.
+
+Importing this module registers the provider with ExecuTorch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, r
 from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import quiet
 from arm_recipes.recipe import options, precisions
-from arm_recipes.recipe.recipe import ArmRecipe, make_recipe, recipe_of
+from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
 from arm_recipes.recipe.targets import SPECS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ArmRecipeProvider(BackendRecipeProvider):
-    """ExecuTorch asks it for the recipes of ``ArmRecipeType``."""
+    """ExecuTorch's provider interface for the recipes of ``ArmRecipeType``."""
 
     @property
     def backend_name(self) -> str:
@@ -37,15 +40,15 @@ class ArmRecipeProvider(BackendRecipeProvider):
         return list(ArmRecipeType)
 
     def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ExportRecipe | None:
-        """Build a recipe; None if it is not one of ours.
+        """Build a recipe; returns None for recipe types of other providers.
 
         Raises:
-            ValueError: an argument is unknown, ill-typed, or unknown to the installed Vela and the ``.ini``.
-                Everything is checked before anything is built.
+            ValueError: an argument is unknown, has the wrong type, or names something that the installed Vela or the
+                ``.ini`` file does not have. All arguments are checked before the recipe is built.
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
-        # Whoever gave a list may change it, and the recipe stays as it was made.
+        # Copy containers: the caller may change them later.
         kwargs = {
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }
@@ -76,36 +79,41 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = mx_recipe(given["mx"]) if given.get("mx") else None
-    passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders, edge_manager.written_once]
+    passes: list[Any] = [
+        edge_manager.store_initial_state,
+        edge_manager.lower_integer_remainder,
+        edge_manager.written_once,
+    ]
     if precision != "FP":
         chosen = getattr(quantizers, f"{prefix}Quantizer")(spec)
-        everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
-        precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
-        algorithms = options.algorithms_named(given["algorithms"], recipe_type.name)
-        if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
+        everywhere = precisions.default_precision(recipe_type.name, per_channel=given["per_channel"])
+        precisions.configure_quantizer(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
+        algorithms = options.resolve_algorithms(given["algorithms"], recipe_type.name)
+        if given["quantized_io"]:  # integer outputs are int8, as integer inputs are
             algorithms = tuple(name for name in algorithms if name != "int16_outputs")
         quantization = quantization_recipe(
             chosen, given["calibration_samples"], algorithms, given["qat"], given["min_sqnr"]
         )
         if given["quantized_io"]:
             passes.append(edge_manager.quantized_io)
-        # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
+        # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
+        # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not given.get("direct_drive"):
             passes.append(edge_manager.cortex_m_boundary)
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(given["require_runnable"]))
-    sram, flash = (given.get(name) and options.byte_count(given[name]) for name in ("sram_budget", "flash_budget"))
+    sram, flash = (given.get(name) and options.parse_bytes(given[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
         passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"], steps_per_call=given["steps_per_call"]
     )
-    return recipe_of(
+    return build_recipe(
         recipe_type,
         kwargs,
         quantization_recipe=quantization,
         lowering_recipe=lowering_recipe(delegating, passes),
-        # Arm's runtime reads the payload inside the program, not in a segment of its own.
+        # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
     )
 
@@ -114,14 +122,14 @@ recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRecipe:
-    """The recipe that ``ArmRecipe.to_dict`` or ``ArmRecipe.save`` wrote down.
+    """Load a recipe that ``ArmRecipe.to_dict`` or ``ArmRecipe.save`` wrote.
 
     Args:
-        source: a path, or the dict.
-        options: added to those that were written, or in their place: ``calibration_samples`` for example.
+        source: path of the JSON file, or the dict.
+        options: options to add or override, for example ``calibration_samples``.
 
     Raises:
-        ValueError: it is no such thing; the message says what is wrong.
+        ValueError: ``source`` is not a saved recipe; the message says what is wrong.
     """
-    name, written = read_recipe(source)
-    return make_recipe(name, {**written, **options})
+    name, saved = read_recipe(source)
+    return make_recipe(name, {**saved, **options})

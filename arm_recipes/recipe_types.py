@@ -1,10 +1,10 @@
-"""The recipes that users pick by name."""
+"""``ArmRecipeType``: the names of the recipes."""
 
 from __future__ import annotations
 
 from executorch.export import RecipeType
 
-#: Our provider's name in ExecuTorch's registry. ExecuTorch's own Arm provider is "arm": both fit in.
+#: Name of this provider in ExecuTorch's registry. ExecuTorch's own Arm provider is "arm", so both can be registered.
 BACKEND_NAME = "arm_recipes"
 
 
@@ -35,5 +35,5 @@ class ArmRecipeType(RecipeType):
 
     @classmethod
     def get_backend_name(cls) -> str:
-        """Name under which our provider is registered."""
+        """Name of the provider in ExecuTorch's registry."""
         return BACKEND_NAME

@@ -1,4 +1,4 @@
-"""What ``export`` returns."""
+"""``ExportResult``: the compiled program, its report, and the operations on both."""
 
 from __future__ import annotations
 
@@ -23,76 +23,77 @@ if TYPE_CHECKING:
 
 
 class ExportResult(Artifact):
-    """What ``export`` returns: the program for the target, its report, and what can be done with both.
+    """The result of ``export``: the program for the target and its report.
 
     Attributes:
-        report: delegates, operators on the CPU, quantization, Vela's figures, sizes and seconds.
+        report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
     """
 
     @classmethod
     def of(cls, artifact: Artifact) -> ExportResult:
-        """The result of an export whose artifact is known."""
-        return cls(**{one.name: getattr(artifact, one.name) for one in fields(Artifact) if one.init})
+        """Create the result from an artifact."""
+        return cls(**{item.name: getattr(artifact, item.name) for item in fields(Artifact) if item.init})
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """Inputs of ``forward`` (others: see ``report.methods``), with their scales and zero points."""
+        """Inputs of ``main_method`` with scales and zero points; ``report.methods`` has those of other methods."""
         return self.main.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """Outputs of the same method."""
+        """Outputs of ``main_method``."""
         return self.main.outputs
 
     @reject_old_names(bundled="bundled_samples", tosa="reference")
     def save(
         self, path: str | Path, *, reference: bool = False, etrecord: bool = False, bundled_samples: Any = None
     ) -> Path:
-        """Write the ``.pte``; an existing file is replaced only when the new one is complete.
+        """Write the ``.pte`` file. An existing file is replaced atomically.
 
         Args:
-            reference: write its reference program beside it too, ``model.tosa.pte`` for ``model.pte``: the same program
-                with the graphs that the delegates were compiled from. With it, a program that ``arm_recipes.load``
-                reads can be compared with them, by ``run(..., backend="tosa")``.
-            etrecord: write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump; of each further
-                method one of its own, ``model.NAME.etrecord``.
-            bundled_samples: samples as for ``export``: write ``model.bpte``, ExecuTorch's bundled program, which holds
-                them and what the program, loaded anew, gives for one after the other on this machine. The record has
-                them too.
+            path: path of the ``.pte`` file.
+            reference: also write the reference program, ``model.tosa.pte`` for ``model.pte``. It holds the TOSA graphs
+                that the delegates were compiled from. A program from ``arm_recipes.load`` needs it for
+                ``run(..., backend="tosa")``.
+            etrecord: also write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump. Each further
+                method gets its own file, ``model.NAME.etrecord``.
+            bundled_samples: samples as in ``export``. Also write ``model.bpte``, ExecuTorch's bundled program. It holds
+                the samples and the outputs of a freshly loaded program, which runs them in order on this machine.
+                The ETRecord holds them too.
 
         Raises:
-            ValueError: nothing can be written at ``path``, or ``bundled_samples`` is not what the model takes; the
-                message says why.
-            RunError: ``bundled_samples``, and this machine cannot run the program.
+            ValueError: ``path`` is not writable, or ``bundled_samples`` do not match the model's inputs.
+            RunError: ``bundled_samples`` are given, and the program cannot run on this machine.
         """
         target = check_writable(path)
-        beside: dict[str, bytes] = {}
+        extra_files: dict[str, bytes] = {}
         if etrecord or bundled_samples is not None:
             from arm_recipes.devtools.inspection import build_files
 
-            beside = build_files(self, target.stem, etrecord, bundled_samples)
+            extra_files = build_files(self, target.stem, etrecord, bundled_samples)
         write(target, *insert_checksum(self.pieces))
-        for name, data in beside.items():
+        for name, data in extra_files.items():
             write(target.with_name(name), data)
-        if self.written is None:  # empty unless the recipe puts weights outside the program
+        if self.cached_pieces is None:  # empty unless the recipe puts weights outside the program
             self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if reference:
             write(reference_path(target), self.reference_program())
         return target
 
     def save_firmware(self, folder: str | Path, samples: Any = None) -> Firmware:
-        """Write what a firmware needs of a program for an Ethos-U, as a folder that builds; its README.md tells how.
+        """Write a firmware project for an Ethos-U program. Its README.md says how to build it.
 
-        The sizes of the pools are computed, and the program has run in exactly these on this machine.
+        The sizes of the memory pools are computed and tested: the program runs in exactly these pools on this machine.
 
         Args:
-            folder: new, empty, or written by an earlier call; of that, all files are made anew.
-            samples: what the self-test runs, as ``samples`` of ``arm_recipes.export``. Each stands in flash, so give
-                few; without any, noise.
+            folder: a new or empty folder, or one that an earlier call wrote; its files are replaced.
+            samples: inputs of the self-test, as ``samples`` of ``arm_recipes.export``. Each sample is stored in flash,
+                so pass few. Default: random inputs.
 
         Raises:
-            ValueError: nothing can be written there, the program is for another target, or samples do not fit it.
-            RunError: the program does not run on this machine, or there is no compiler here.
+            ValueError: ``folder`` is not writable, the target is not an Ethos-U, or the samples do not match the
+                model's inputs.
+            RunError: the program cannot run on this machine, or there is no C++ compiler.
         """
         from arm_recipes.firmware.saving import save_firmware
 
@@ -109,43 +110,48 @@ class ExportResult(Artifact):
         workers: int | None = None,
         progress: bool = True,
     ) -> Comparison:
-        """Compare the program as it runs on this machine with the model in floating point, output by output and layer
-        by layer.
+        """Compare the program with the floating-point model, for each output and each layer.
+
+        The program runs on this machine.
 
         Args:
-            samples: as of ``export``; what stands behind the model's inputs, as the labels that a
-                ``DataLoader`` gives, is left out of the calls. A model with state gets them in this order.
-            labels: classes, one for each item of the samples: the share of first outputs whose largest score is there.
-                Without them, integers that stand behind a ``DataLoader``'s inputs are taken.
-            metric: ``metric(outputs, sample)`` gives a number; its means are set beside each other. ``sample`` is as it
-                was given, outputs are real numbers in the model's structure.
-            layers: compare what is inside delegates too: it takes the time of the TOSA reference model. A number: with
-                as many samples, the first ones.
-            workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
+            samples: samples as in ``export``. Items after the model's inputs, such as the labels of a ``DataLoader``,
+                are not passed to the model. A stateful model gets the samples in this order.
+            labels: class labels, one for each batch item of the samples; reports the top-1 accuracy of the first
+                output. Default: integer labels from the ``DataLoader``, if there are any.
+            metric: a function ``metric(outputs, sample)`` that returns a number; the means of model and program are
+                reported. ``sample`` is the original item; ``outputs`` are floating-point tensors in the structure of
+                the model's outputs.
+            method: the method to compare.
+            layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer limits
+                this to the first samples.
+            workers: number of processes. Default: chosen by the amount of work, or by ``joblib.parallel_config``.
             progress: show a progress bar if standard error is a terminal.
 
         Raises:
-            ValueError: samples, labels, metric or method cannot be used, or the model has been changed since.
-            RunError: this machine cannot run the program; the message says what it takes.
+            ValueError: samples, labels, metric or method are invalid, or the model has changed since the export.
+            RunError: the program cannot run on this machine; the message says what is missing.
         """
         from arm_recipes.comparison.compare import compare_with_model
 
         return compare_with_model(self, samples, labels, metric, method, layers, workers, progress)
 
     def etdump(self, *inputs: Any, path: str | Path, method: str | None = None, **keywords: Any) -> Path:
-        """Execute the program, loaded anew, and write what happened as ExecuTorch's ETDump.
+        """Load and execute the program, and write an ETDump of the run.
 
-        Beside ``model.etdp`` is ``model.debug.bin``, the buffer with the tensors. ExecuTorch's Inspector takes both,
-        with what ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``create_inspector``.
+        Writes the ETDump, such as ``model.etdp``, and ``model.debug.bin``, the debug buffer with the tensors.
+        ExecuTorch's Inspector takes both files with the ETRecord of ``save(..., etrecord=True)``. ``inspector``
+        describes the events of delegates.
 
         Args:
-            path: of the ETDump, for example ``model.etdp``.
-            method: by default ``main_method``.
-            inputs: as for ``run``.
-            keywords: as for ``run``.
+            path: path of the ETDump, for example ``model.etdp``.
+            method: the method to run. Default: ``main_method``.
+            inputs: positional inputs, as in ``run``.
+            keywords: keyword inputs, as in ``run``.
 
         Raises:
-            ValueError, RunError: as ``run``; or nothing can be written at ``path``.
+            ValueError: the inputs are invalid, or ``path`` is not writable.
+            RunError: the program cannot run on this machine.
         """
         from arm_recipes.devtools.inspection import Method
 
@@ -157,20 +163,23 @@ class ExportResult(Artifact):
         return target
 
     def inspector(self, *inputs: Any, method: str | None = None, **keywords: Any) -> Inspector:
-        """Execute the program, loaded anew, and give ExecuTorch's Inspector of the run, record included.
+        """Load and execute the program, and return ExecuTorch's Inspector of the run, with its ETRecord.
 
-        Each layer of a delegate for TOSA or an Ethos-U is an event with the tensor that it computes, as real numbers:
-        ``calculate_numeric_gap("SNR")`` compares it with PyTorch. Durations of operators on the CPU and of whole
-        delegates are this machine's, an emulator's for an Ethos-U. Those of its layers are Vela's estimate: cycles at
-        the clock of the system configuration. Layers of TOSA have none. Of a VGF its outputs alone are known.
+        Each layer of a TOSA or Ethos-U delegate is an event that holds the layer's output, dequantized.
+        ``calculate_numeric_gap("SNR")`` compares it with PyTorch. A VGF delegate has events for its outputs only.
+
+        Durations of CPU operators and of whole delegates are wall-clock times on this machine; an Ethos-U delegate
+        runs in the emulator. Durations of Ethos-U layers are Vela's estimate: cycles at the clock of the system
+        configuration. TOSA layers have no duration.
 
         Args:
-            method: by default ``main_method``; the Inspector calls it "forward".
-            inputs: as for ``run``.
-            keywords: as for ``run``.
+            method: the method to run. Default: ``main_method``. The Inspector calls it "forward".
+            inputs: positional inputs, as in ``run``.
+            keywords: keyword inputs, as in ``run``.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError: the inputs are invalid.
+            RunError: the program cannot run on this machine.
         """
         from arm_recipes.devtools.inspection import create_inspector
 
@@ -178,10 +187,10 @@ class ExportResult(Artifact):
         return create_inspector(self, self.tensors_of_call(name, inputs, keywords), name)
 
     def advice(self) -> AdviceList:
-        """What would need fewer cycles or less SRAM, each change compiled by Vela; programs for Ethos-U.
+        """Suggest changes that reduce cycles or SRAM of an Ethos-U program; each one is compiled with Vela.
 
-        Tried are the other memory modes, ``--optimise Size``, weights with one scale a tensor, and layers without the
-        channels that they have beyond a multiple of 16 (each alone). It takes some seconds.
+        Tries the other memory modes, ``--optimise Size``, per-tensor weight scales, and each layer without the channels
+        that exceed a multiple of 16. It takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U.

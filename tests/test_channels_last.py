@@ -207,7 +207,7 @@ def test_samples_that_lie_in_other_ways(model: nn.Module, lay: Callable[[], Tens
     assert len(result.report.delegates) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not have")
+@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not support")
 def test_a_transposed_index() -> None:
     index = torch.randint(0, 8, (3, 2)).T
     torch.manual_seed(0)
@@ -244,5 +244,5 @@ def test_channels_last_whatever_the_samples_are(captured: bool) -> None:
 
 def test_channels_last_that_changes_nothing_is_told() -> None:
     model = nn.Linear(4, 4).eval()
-    with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last: no input of 'forward' has four dimensions"):
+    with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last has no effect on 'forward'"):
         export(model, ExportRecipe.get_recipe(FP), [(torch.ones(1, 4),)], channels_last=True)

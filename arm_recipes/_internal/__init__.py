@@ -1,1 +1,1 @@
-"""Helpers of this package that import nothing else of it: messages, files, versions."""
+"""Internal helpers that import no other folder of this package: messages, files, versions, ExecuTorch internals."""

@@ -1,4 +1,4 @@
-"""Where in the user's model an exception comes from, whichever stage of an export raised it."""
+"""Error location: the module, operator and source line of the user's model that an exception comes from."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import torch
 from torch import fx
 
 _OURS = Path(__file__).parents[1]
-#: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
-_NOT_THE_USER = (
+#: Frames in files with these prefixes are not the user's: libraries, this package, generated code ("<eval_with_key>").
+_LIBRARY_FOLDERS = (
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
     *(str(_OURS), str(_OURS.with_name("arm_backend_core")), "<"),
 )
 
-_FIXED = (
+_STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
-_PADDED = (
-    "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and take the result of "
-    "each sequence's last step, y[torch.arange(n), lengths - 1]"
+_PAD_SEQUENCES = (
+    "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
+    "of each sequence's last step, y[torch.arange(n), lengths - 1]"
 )
-#: What to do about an exception, by a part of its text.
+#: Part of an exception's text -> how to fix the model.
 _ADVICE = {
-    "data-dependent": _FIXED,
-    "unbacked symbol": _FIXED,
+    "data-dependent": _STATIC_SHAPES,
+    "unbacked symbol": _STATIC_SHAPES,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
 }
 
 
-def is_told(error: BaseException) -> bool:
-    """Whether an exception is a message of this package to the user already."""
+def is_user_message(error: BaseException) -> bool:
+    """Whether an exception is a ``ValueError`` that this package raised, whose message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_OURS))
 
@@ -43,19 +43,20 @@ def is_told(error: BaseException) -> bool:
 def describe(
     doing: str, error: Exception, modules: Iterable[torch.nn.Module] = (), graphs: Sequence[fx.Graph] = ()
 ) -> str:
-    """What failed, where, why, and what to do.
+    """An error message that says what failed, where, why, and what to do.
 
     Args:
-        doing: the work that was going on.
-        modules: models whose submodules may be named.
-        graphs: searched for an operator that the exception names, if no node was at work when it was raised.
+        doing: the operation that failed.
+        error: the exception.
+        modules: models whose submodules the message may name.
+        graphs: graphs to search for an operator that the exception names, if its traceback has no node.
     """
     owner, line = _owner(error, modules)
     text = str(error).strip()
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
-    node = _node(error) or _named(text, graphs)
-    if node is None and advice is _FIXED:
-        node = _first_of_computed_size(graphs)
+    node = _node(error) or _find_named_operator(text, graphs)
+    if node is None and advice is _STATIC_SHAPES:
+        node = _first_symbolic(graphs)
     where = f" in {owner}" if owner else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
@@ -67,14 +68,14 @@ def describe(
         where += f" at {line}"
     reason = text.splitlines()[0] if text else ""
     if _is_packed(error):
-        advice = _PADDED
+        advice = _PAD_SEQUENCES
     if not advice and node is not None and _has_symbolic_shape(node):
-        advice = _FIXED
+        advice = _STATIC_SHAPES
     return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
 
 
 def _is_packed(error: Exception) -> bool:
-    """Whether a recurrent layer was at work on packed sequences, or these were being packed or padded."""
+    """Whether the exception was raised while packed sequences were created, used or padded."""
     packed = torch.nn.utils.rnn.PackedSequence
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(isinstance(value, packed) for frame in frames for value in frame.f_locals.values()) or any(
@@ -83,7 +84,7 @@ def _is_packed(error: Exception) -> bool:
 
 
 def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
-    """The innermost submodule, and the innermost line of the user's code, that were at work."""
+    """The innermost submodule and the innermost line of user code in the traceback."""
     names = {id(part): name for module in modules for name, part in module.named_modules()}
     line, owner = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -92,20 +93,20 @@ def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, s
         if isinstance(module, torch.nn.Module) and id(module) in names:
             path = names[id(module)]
             owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
-        if not file.startswith(_NOT_THE_USER):
+        if not file.startswith(_LIBRARY_FOLDERS):
             line = f"{file}:{number}"
     return owner, line
 
 
 def _node(error: Exception) -> fx.Node | None:
-    """The node that the innermost frame with one works on, if it comes from the user's code."""
-    found = None
+    """The node in the innermost frame that has one with a stack trace of user code."""
+    innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name in ("n", "node"):
             value = frame.f_locals.get(name)
             if isinstance(value, fx.Node) and value.meta.get("stack_trace"):
-                found = value
-    return found
+                innermost = value
+    return innermost
 
 
 def _has_symbolic_shape(node: fx.Node) -> bool:
@@ -114,13 +115,13 @@ def _has_symbolic_shape(node: fx.Node) -> bool:
     return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
-def _first_of_computed_size(graphs: Sequence[fx.Graph]) -> fx.Node | None:
-    """The first operator of the user's with a size that depends on values."""
+def _first_symbolic(graphs: Sequence[fx.Graph]) -> fx.Node | None:
+    """The first operator of the user's model with a data-dependent size."""
     nodes = (node for graph in graphs for node in graph.nodes if node.meta.get("stack_trace"))
     return next(filter(_has_symbolic_shape, nodes), None)
 
 
-def _named(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
+def _find_named_operator(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
     """The first node whose operator the text names."""
     from arm_backend_core.nodes import overload_of
 

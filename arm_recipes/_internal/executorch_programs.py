@@ -1,4 +1,4 @@
-"""Programs as captured and as emitted; what is no public API of ExecuTorch is used here."""
+"""Access to captured and emitted programs. All uses of ExecuTorch's private API are in this module."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def simplify_call(program: ExportedProgram) -> None:
-    """Remove inputs that are numbers, strings or None: the graph has them as constants, and nothing reads the inputs.
+    """Remove inputs that are numbers, strings or None; the graph holds them as constants and does not read them.
 
-    The containers of inputs or outputs are forgotten where something was removed, or where they are of a class that
-    ExecuTorch cannot write down.
+    Flattens the pytree of the inputs if an input was removed, and any pytree with a class that ExecuTorch cannot
+    serialize.
     """
     specs = program.graph_signature.input_specs
     constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
@@ -36,17 +36,17 @@ def simplify_call(program: ExportedProgram) -> None:
             if node.op == "placeholder" and node.name in constants:
                 program.graph.erase_node(node)
         program.graph_module.recompile()
-    if constants or not _is_written(signature.in_spec):
+    if constants or not _is_serializable(signature.in_spec):
         left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
         flat = pytree.tree_structure((tuple(left), {}))
         signature = replace(signature, in_spec=flat, forward_arg_names=left)
-    if not _is_written(signature.out_spec):
+    if not _is_serializable(signature.out_spec):
         flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
         signature = replace(signature, out_spec=flat)
     program._module_call_graph = [replace(top, signature=signature), *others]
 
 
-def _is_written(spec: pytree.TreeSpec) -> bool:
+def _is_serializable(spec: pytree.TreeSpec) -> bool:
     try:
         pytree.treespec_dumps(spec)
     except NotImplementedError:
@@ -55,36 +55,39 @@ def _is_written(spec: pytree.TreeSpec) -> bool:
 
 
 def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
-    """Put data into the program that a runtime reads only when it is asked for ``key``."""
+    """Store named data in the program; a runtime loads it on request for ``key``."""
     manager._named_data_store.add_named_data(key, data, alignment)
 
 
 def named_data_bytes(manager: EdgeProgramManager) -> int:
-    """Of all data that is put into the program, or beside it, by name."""
+    """Size of all named data of the program, including external data."""
     return sum(map(len, manager._named_data_store.buffers))
 
 
 def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """Our delegates of a method."""
+    """The delegates of this package in a method."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
         if "arm_delegate" in (module.meta or {}):
             yield module
 
 
 def restore_handles(program: ExportedProgram) -> None:
-    """Give what stays on the CPU, and others' delegates, debug handles as ours have them: ExecuTorch numbers anew."""
+    """Restore debug handles after ExecuTorch renumbered them.
+
+    CPU operators and delegates of other backends get handles in the numbering that our delegates use.
+    """
     _restore(program.graph)
     for module in lowered_modules(program.graph_module):
         if "arm_delegate" in (module.meta or {}):
             continue
-        ours = _restore(module.original_module.graph)
-        told = (module.meta or {}).get("debug_handle_map") or {}
-        for operation, handles in told.items():
-            told[operation] = tuple(sorted({new for handle in handles for new in ours.get(handle, ())}))
+        restored = _restore(module.original_module.graph)
+        handle_map = (module.meta or {}).get("debug_handle_map") or {}
+        for operation, handles in handle_map.items():
+            handle_map[operation] = tuple(sorted({new for handle in handles for new in restored.get(handle, ())}))
 
 
 def _restore(graph: Graph) -> dict[int, set[int]]:
-    """Returns handles of the program by what nodes had in their place."""
+    """Restore the handles of a graph; returns ExecuTorch's handle -> restored handles."""
     from arm_backend_core.nodes import debug_handle_of
 
     restored: dict[int, set[int]] = {}
@@ -97,18 +100,18 @@ def _restore(graph: Graph) -> dict[int, set[int]]:
 
 
 def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:
-    """Give a delegate another payload."""
+    """Replace the payload and the compile specs of a delegate."""
     module._processed_bytes, module._compile_specs = payload, compile_specs
 
 
 class _Pieces(list[bytes]):
-    """A file whose content stays in the pieces that were written."""
+    """A file-like list that collects the written pieces without joining them."""
 
     write = list.append
 
 
 def pieces_of(manager: ExecutorchProgramManager) -> list[bytes]:
-    """The emitted program in pieces of the manager's own memory; it would keep the copy that its ``buffer`` makes."""
+    """The emitted program as pieces of the manager's memory. Its ``buffer`` property would copy and keep all bytes."""
     pieces = _Pieces()
     manager.write_to_file(pieces)
     return pieces

@@ -1,4 +1,4 @@
-"""What kind of file a user gave in place of a program of ``torch.export.save``, and how to come from it to one."""
+"""File type detection: what a file is that ``torch.export.save`` did not write, and how to convert it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-#: How to write what ``export`` reads.
+#: The call that writes a file for ``export``.
 _SAVE = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
-#: Formats of others, by the end of the file's name.
+#: File suffix -> description and remedy.
 _FORMATS = {
-    ".onnx": f"an ONNX model; start from the PyTorch model that it was made of: {_SAVE}",
-    ".tflite": f"a LiteRT model; start from the PyTorch model that it was made of: {_SAVE}",
+    ".onnx": f"an ONNX model; start from the PyTorch model that it was converted from: {_SAVE}",
+    ".tflite": f"a LiteRT model; start from the PyTorch model that it was converted from: {_SAVE}",
     ".safetensors": f"weights alone; build the model, load them into it, then {_SAVE}",
-    ".pte": f"a program that is compiled already (arm-recipes run, inspect); compile from PyTorch: {_SAVE}",
+    ".pte": f"an already compiled program (see arm-recipes run, inspect); compile from PyTorch: {_SAVE}",
     ".py": f"Python source; in it, or in a notebook, {_SAVE}",
 }
-#: What an unpickled module or dict is made of: enough opcodes to meet the first class.
+#: Pickle opcodes to read: enough to reach the first class of a pickled module or dict.
 _OPCODES = 64
 
 
 def describe_file(path: Path) -> str | None:
-    """What a file is that ``torch.export.save`` did not write, and what to do; None where that cannot be told.
+    """Describe a file that ``torch.export.save`` did not write, and what to do; None if its type is unknown.
 
-    The file is not unpickled: that would run what it holds, and import PyTorch.
+    The file is not unpickled: unpickling would execute its content and import PyTorch.
     """
     known = _FORMATS.get(path.suffix.lower())
     if known is not None:
@@ -33,7 +33,7 @@ def describe_file(path: Path) -> str | None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
             if any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names):
-                return f"a TorchScript archive; start from the module that it was made of: {_SAVE}"
+                return f"a TorchScript archive; start from the module that it was created from: {_SAVE}"
             pickles = [name for name in names if name.endswith("/data.pkl")]
             first = next(_classes(archive.read(pickles[0])), "") if pickles else ""
     except (OSError, zipfile.BadZipFile, ValueError):
@@ -49,7 +49,7 @@ def describe_file(path: Path) -> str | None:
 
 
 def _classes(pickle: bytes) -> Iterator[str]:
-    """Classes that a pickle names, as "module name", in order."""
+    """The classes that a pickle names, in order, as "module name"."""
     strings: list[str] = []
     for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
         if count > _OPCODES:

@@ -1,4 +1,4 @@
-"""Files that users name: checked before any work starts, written whole or not at all."""
+"""User files: paths are checked before work starts, and files are written atomically."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from arm_recipes._internal.file_kinds import describe_file
 
 
 def check_file(path: str | Path, argument: str) -> Path:
-    """The path of a file that is there.
+    """Check that a file exists; returns its path.
 
     Raises:
-        ValueError: there is none; the message names the argument.
+        ValueError: the file does not exist; the message names the argument.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -22,10 +22,10 @@ def check_file(path: str | Path, argument: str) -> Path:
 
 
 def check_saved_program(path: str | Path) -> Path:
-    """The path of a program that ``torch.export.save`` wrote, as far as that can be told without importing PyTorch.
+    """Check that ``torch.export.save`` wrote a file, as far as possible without importing PyTorch; returns its path.
 
     Raises:
-        ValueError: there is no such file, or it is something else.
+        ValueError: the file does not exist, or it has another format.
     """
     file = check_file(path, "model")
     reason = "another kind of archive"
@@ -35,7 +35,7 @@ def check_saved_program(path: str | Path) -> Path:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:
         names, reason, cause = [], str(error), error
-    # The first is how the files of PyTorch 2.7 and before are known.
+    # Archives of PyTorch 2.7 and earlier have a "version" entry, later ones "archive_format".
     if "version" not in names and not any(name.endswith("/archive_format") for name in names):
         what = describe_file(file) or reason
         raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}") from cause
@@ -43,10 +43,10 @@ def check_saved_program(path: str | Path) -> Path:
 
 
 def check_writable(path: str | Path) -> Path:
-    """The path, absolute, after finding out that a file can be written there.
+    """Check that a file can be written; returns its absolute path.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the path is a directory, its directory does not exist, or it is not writable.
     """
     target = Path(path).expanduser().absolute()
     if target.is_dir():
@@ -54,7 +54,7 @@ def check_writable(path: str | Path) -> Path:
     if not target.parent.is_dir():
         raise ValueError(f"cannot write '{path}': there is no directory '{target.parent}'")
     try:
-        # Permission bits do not tell the whole truth (read-only mounts, access lists), so try.
+        # Permission bits are not sufficient (read-only mounts, access lists), so write a temporary file.
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
@@ -62,23 +62,23 @@ def check_writable(path: str | Path) -> Path:
     return target
 
 
-def made_folder(path: str | Path, argument: str) -> Path:
-    """A folder that files can be written in, made if it is not there.
+def make_folder(path: str | Path, argument: str) -> Path:
+    """Create a folder if needed and check that it is writable; returns its absolute path.
 
     Raises:
-        ValueError: it cannot be; the message names the argument.
+        ValueError: the folder cannot be created or is not writable; the message names the argument.
     """
     folder = Path(path).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{argument}: cannot make '{path}': {error.strerror}") from error
+        raise ValueError(f"{argument}: cannot create '{path}': {error.strerror}") from error
     check_writable(folder / "file")
     return folder
 
 
 def write(target: Path, *pieces: bytes | memoryview) -> None:
-    """Write a file whole or not at all, as the core does, which is not imported before there is something to write."""
+    """Write a file atomically. Imports the compiler core only when there is something to write."""
     from arm_backend_core.alternatives import disk_cache
 
     disk_cache.write_atomically(target, *pieces)

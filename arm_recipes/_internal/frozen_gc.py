@@ -1,4 +1,4 @@
-"""Garbage collections while this package works."""
+"""Garbage collection: exclude existing objects during an export."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 
 @contextmanager
 def frozen_gc() -> Iterator[None]:
-    """Have garbage collections inside the block look at new objects alone.
+    """Exclude existing objects from garbage collection inside the block (``gc.freeze``).
 
-    One that goes through all that PyTorch made takes a quarter of a second, as long as exporting a small model. What
-    the caller's objects leave behind meanwhile is collected afterwards.
+    A full collection over PyTorch's objects takes a quarter of a second, as long as the export of a small model.
+    Garbage among the caller's objects is collected after the block.
     """
-    ours = gc.isenabled() and not gc.get_freeze_count()  # what others have frozen stays so
-    if ours:
+    is_owner = gc.isenabled() and not gc.get_freeze_count()  # do not unfreeze objects that the caller has frozen
+    if is_owner:
         gc.freeze()
     try:
         yield
     finally:
-        if ours:
+        if is_owner:
             gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Warnings and errors of this package, and silence for those of others while an export runs."""
+"""Warnings, errors and progress bars of this package; silences third-party warnings and logs during an export."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from typing import TypeVar
 
 from arm_backend_core.errors import ArmRecipesError
 
-#: Packages whose warnings and log lines tell a user nothing that can be acted on.
+#: Packages whose warnings and log lines are not actionable for users.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
 _T = TypeVar("_T")
-#: The log of this package: what runs, with its time, at level INFO. Warnings go through ``warn``.
+#: Logger of this package: stages and their times at level INFO. Warnings are issued by ``warn``.
 LOGGER = logging.getLogger("arm_recipes")
-_said: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
+_recorded: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
 class ArmRecipesWarning(UserWarning):
-    """Something that the user should know about an export that goes on."""
+    """A warning about an export that continues."""
 
 
 class ExportError(ArmRecipesError):
-    """The model could not be exported: the message names the stage, the operator or module, and the line.
+    """The export failed. The message names the stage, the operator or module, and the source line.
 
     ``__cause__`` is the original exception.
     """
 
 
 class NotRunnableError(ExportError):
-    """``require_runnable`` was asked for, and what is left on the CPU has no kernel."""
+    """``require_runnable=True``, and an operator on the CPU has no kernel."""
 
 
 class BudgetError(ExportError):
-    """The program needs more memory than ``sram_budget`` or ``flash_budget`` grants."""
+    """The program exceeds ``sram_budget`` or ``flash_budget``."""
 
 
 class AccuracyError(ExportError):
-    """Rounding leaves less of a result than ``min_sqnr`` asks for, or what it leaves is not known."""
+    """The SQNR of an output is below ``min_sqnr``, or it cannot be computed."""
 
 
 def warn(message: str) -> None:
-    """Issue an ``ArmRecipesWarning`` that points at the user's line.
+    """Issue an ``ArmRecipesWarning`` that points at the line of user code.
 
-    ExecuTorch's own ``export`` calls us from deep inside its stages, so the first frame that belongs neither
-    to this package nor to a library is looked up instead of counting stack levels.
+    Searches for the first frame outside this package and libraries instead of counting stack levels, because
+    ExecuTorch's own ``export`` calls this package from deep inside its stages.
     """
-    said = _said.get()
-    if said is not None:
-        said.append(message)
+    recorded = _recorded.get()
+    if recorded is not None:
+        recorded.append(message)
     frame = sys._getframe(1)
     inside = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
@@ -69,17 +69,17 @@ def warn(message: str) -> None:
 
 @contextmanager
 def record_warnings() -> Iterator[list[str]]:
-    """Collect what ``warn`` says inside the block, beside saying it."""
-    said: list[str] = []
-    token = _said.set(said)
+    """Record the messages of ``warn`` inside the block; the warnings are still issued."""
+    recorded: list[str] = []
+    token = _recorded.set(recorded)
     try:
-        yield said
+        yield recorded
     finally:
-        _said.reset(token)
+        _recorded.reset(token)
 
 
 def progress_bar(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:
-    """``items`` with a progress bar; without one if it is not to be shown, or standard error is no terminal."""
+    """Iterate over ``items`` with a progress bar, if ``shown`` and standard error is a terminal."""
     if not (shown and sys.stderr.isatty()):
         return items
     from tqdm import tqdm
@@ -89,9 +89,9 @@ def progress_bar(items: Iterable[_T], doing: str, unit: str, *, shown: bool, cou
 
 
 class _NotThirdParty(logging.Filter):
-    """Drop what third parties log, errors too: they raise what matters, and torch logs its whole traceback.
+    """Drop log records of third parties, errors included: they raise exceptions, and torch logs the whole traceback.
 
-    ExecuTorch logs to the root logger, so the file decides as well as the name.
+    ExecuTorch logs to the root logger, so the filter checks the file path as well as the logger name.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -102,11 +102,9 @@ class _NotThirdParty(logging.Filter):
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence warnings and log lines of third parties inside the block; filters and handlers are restored.
+    """Silence third-party warnings and logs inside the block; filters and handlers are restored afterwards.
 
-    Imports PyTorch and ExecuTorch, in silence.
-
-    Warnings that the user's own modules or this package issue still appear.
+    Imports PyTorch and ExecuTorch, silenced. Warnings of user modules and of this package still appear.
     """
     with warnings.catch_warnings(), ExitStack() as undo:
         warnings.filterwarnings("ignore", module=_MODULES)
@@ -116,7 +114,7 @@ def quiet() -> Iterator[None]:
             null = logging.NullHandler()
             root.addHandler(null)
             undo.callback(root.removeHandler, null)
-        # torch gives many of its loggers handlers of their own when it is imported, which itself is silent.
+        # Importing torch is silent, but installs handlers on many of its loggers.
         import torch  # noqa: F401
 
         names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _THIRD_PARTY]
@@ -128,11 +126,11 @@ def quiet() -> Iterator[None]:
         for handler in handlers:
             handler.addFilter(keep)
             undo.callback(handler.removeFilter, keep)
-        # Imported now, as it says much while it is: torchao names libraries that other machines have.
+        # Import ExecuTorch here, silenced: torchao prints missing optional libraries during the import.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             from executorch.exir._warnings import ExperimentalWarning
 
-        # ExecuTorch warns that recipes are experimental, and points at the caller: this package.
+        # ExecuTorch warns that recipes are experimental; the warning points at this package.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
         yield

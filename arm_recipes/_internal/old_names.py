@@ -1,4 +1,4 @@
-"""Keyword arguments under names that they had before: an error that says the new name."""
+"""Renamed keyword arguments: a call with an old name raises an error that names the new one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _R = TypeVar("_R")
 
 
 def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorator: a call with an old keyword is a ``TypeError`` that names the new one.
+    """Decorator that raises a ``TypeError`` for an old keyword and names the new one.
 
     Args:
         renamed: old name -> new name.

@@ -1,4 +1,4 @@
-"""Work in parallel, by joblib: on this machine, or wherever the user's ``joblib.parallel_config`` says."""
+"""Parallel execution with joblib, on this machine or on the backend of the user's ``joblib.parallel_config``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def in_parallel(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """What ``work`` returns for each task, as they come; one process for each core where nothing else is said."""
+    """Yield the results of ``work(*task)`` in completion order. Default: one process per core."""
     backend, jobs = get_active_backend()
     jobs = -1 if jobs is None else jobs
     calls = (delayed(work)(*task) for task in tasks)
@@ -23,7 +23,7 @@ def in_parallel(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> I
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
             return
-        # Ray gives results only when all are there: in portions, so that what is finished can be kept.
+        # Ray returns results only when all tasks are complete: submit portions, so that finished results are not lost.
         with Parallel(n_jobs=jobs) as parallel:
             while portion := list(islice(calls, 4 * effective_n_jobs(jobs))):
                 yield from parallel(portion)
@@ -31,10 +31,10 @@ def in_parallel(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> I
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Have processes that are started now find the standard library.
+    """Set PYTHONSAFEPATH for worker processes, so that they import the standard library.
 
-    They begin with a module of joblib's, for which Python looks in the working directory first: a ``queue.py`` of the
-    user's there would end them without a word.
+    A worker starts with a module of joblib, and Python searches the working directory first. A ``queue.py`` of the user
+    would shadow the standard library there and end the worker without a message.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

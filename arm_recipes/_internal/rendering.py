@@ -1,4 +1,4 @@
-"""Sections of headings and aligned lines, as text, HTML and JSON: what reports and results are printed with."""
+"""Rendering of reports and results: sections of a heading and aligned rows, as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     pass
 
 
-#: A heading with its lines; a line is its cells.
+#: A heading and its rows; a row is a tuple of cells.
 Section = tuple[str, list[tuple[str, ...]]]
 
 
 class Renderable:
-    """What is told in sections: ``print`` it, show it in a notebook, or take ``to_dict()``."""
+    """Base of reports and results: text for ``print``, HTML for notebooks, ``to_dict()`` for JSON."""
 
     def sections(self) -> Iterator[Section]:
         raise NotImplementedError
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, str and numbers, ready for JSON."""
-        made: dict[str, Any] = to_jsonable(self)
-        return made
+        """The content as dicts, lists, strings and numbers, ready for JSON."""
+        content: dict[str, Any] = to_jsonable(self)
+        return content
 
     def __str__(self) -> str:
         return as_text(self.sections())
@@ -34,7 +34,7 @@ class Renderable:
 
 
 def as_text(sections: Iterable[Section]) -> str:
-    """Headings with their lines, cells aligned."""
+    """Render sections as text with aligned cells."""
     lines = []
     for heading, rows in sections:
         lines.append(heading)
@@ -46,7 +46,7 @@ def as_text(sections: Iterable[Section]) -> str:
 
 
 def as_html(sections: Iterable[Section]) -> str:
-    """Headings with their lines as tables."""
+    """Render sections as HTML tables."""
     parts = []
     for heading, rows in sections:
         body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -55,16 +55,16 @@ def as_html(sections: Iterable[Section]) -> str:
 
 
 def format_bytes(count: int) -> str:
-    """Bytes for people: ``1,234 B``, ``12.3 KiB``, ``4.5 MiB``."""
+    """Format a size: ``1,234 B``, ``12.3 KiB``, ``4.5 MiB``."""
     if count < 10_000:
         return f"{count:,} B"
     return f"{count / 1024:,.1f} KiB" if count < 10 * 1024**2 else f"{count / 1024**2:,.1f} MiB"
 
 
 def to_jsonable(value: Any) -> Any:
-    """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes.
+    """Convert dataclasses and tuples to dicts and lists. The field ``tosa`` is skipped: it may be megabytes.
 
-    JSON has no infinity: it is "Infinity", which ``float`` of Python and ``Number`` of JavaScript read.
+    JSON has no infinity: it becomes "Infinity", which Python's ``float`` and JavaScript's ``Number`` parse.
     """
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:

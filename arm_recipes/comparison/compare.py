@@ -31,7 +31,7 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.quantize import Original
+from arm_recipes.stages.quantize import FloatProgram
 
 __all__ = ["Metric", "compare", "compare_with_model"]
 
@@ -61,7 +61,7 @@ def compare_with_model(
         spec, notes = _program_spec(result, record, layers)
         expected: Sequence[list[Any] | None] = [None] * len(prepared.inputs)
         count = _count_layer_samples(layers, spec.plan is not None, len(prepared.inputs))
-        original = result.kept.originals.get(method)
+        original = result.float_reference.float_programs.get(method)
         if spec.plan is None:
             expected = _run_model(result, method, prepared)
         else:
@@ -168,7 +168,7 @@ def _check_arguments(metric: Any, layers: Any, workers: Any) -> None:
 
 
 def _check_unchanged(result: Artifact, method: str) -> None:
-    changed = result.kept.changed(method)
+    changed = result.float_reference.changed_tensors(method)
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ValueError(
@@ -206,8 +206,8 @@ def _program_spec(result: Artifact, record: MethodReport, layers: bool | int) ->
     """Build the spec of an export, with interpreter plan and delegate taps where available, and notes."""
     from arm_backend_core.partitioner import ArmPartitioner
 
-    method, kept = record.name, result.kept
-    exported, original = result.exported_programs[method], kept.originals.get(method)
+    method, kept = record.name, result.float_reference
+    exported, original = result.exported_programs[method], kept.float_programs.get(method)
     spec = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
         plan = InterpreterPlan.from_program(exported, original.floats if original is not None else {})
@@ -269,7 +269,7 @@ def _run_items(
 
 def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> list[list[Any] | None]:
     """Run the captured program in PyTorch; written-back inputs are not compared and yield None."""
-    original = result.kept.originals.get(method)
+    original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
     model = copy.deepcopy(captured).module(check_guards=False)
     count = len(_find_method(result, method).outputs)
@@ -284,7 +284,9 @@ def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> lis
     return results
 
 
-def _graph_difference_notes(plan: InterpreterPlan, original: Original | None, samples: ComparisonSamples) -> list[str]:
+def _graph_difference_notes(
+    plan: InterpreterPlan, original: FloatProgram | None, samples: ComparisonSamples
+) -> list[str]:
     """Return a note if the graph rewritten for quantization deviates from the captured model in floating point."""
     if original is None or plan.has_state:
         return []
@@ -344,7 +346,7 @@ def _layer_gap(tensor: ComparedTensor, parts: Sequence[ErrorSums], tapped: froze
 def _layer_gaps(
     spec: ProgramSpec,
     results: Sequence[SampleResult],
-    original: Original | None,
+    original: FloatProgram | None,
     inputs: Sequence[Sequence[torch.Tensor]],
 ) -> list[LayerGap]:
     plan = spec.plan
@@ -401,7 +403,7 @@ def _isolated_output_sqnr(
     return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
 
 
-def _quantized_constant(plan: InterpreterPlan, name: str, original: Original | None) -> QuantizedConstant:
+def _quantized_constant(plan: InterpreterPlan, name: str, original: FloatProgram | None) -> QuantizedConstant:
     step, dequantized = dequantize_constant(plan, name)
     original_values = plan.float_constants[name]
     least, most = step.args[-3:-1]

@@ -14,7 +14,7 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
 from arm_recipes.samples.inputs import sample_list
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def prepare_samples(
     converted = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(positional)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        converted = list(fitted(converted, pattern))
+        converted = list(fit_batches(converted, pattern))
     if is_loader and metric is not None and len(converted) != len(originals):
         raise ValueError(
             f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "

@@ -1,4 +1,4 @@
-"""The artifact of an export: program, report and what PyTorch and ExecuTorch have of it, as data that services read."""
+"""``Artifact``: the data of an export. Program, report, and the objects of PyTorch and ExecuTorch behind them."""
 
 from __future__ import annotations
 
@@ -24,49 +24,55 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, Pattern
-    from arm_recipes.samples.sizes import Sized
+    from arm_recipes.samples.sizes import SizedMethod
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What PyTorch and ExecuTorch have of an export."""
+    """The PyTorch and ExecuTorch objects of an export.
+
+    Attributes:
+        exported_programs: method -> ATen program, quantized for INT recipes.
+        executorch_program: ExecuTorch's manager of the emitted program.
+        float_reference: the model before quantization, for comparisons.
+    """
 
     exported_programs: dict[str, ExportedProgram]
     executorch_program: ExecutorchProgramManager
-    kept: FloatReference
+    float_reference: FloatReference
 
 
 @dataclass(eq=False, repr=False)
 class Artifact:
-    """A program for the target, with the record of how it came about.
+    """A compiled program and the record of its export.
 
     Attributes:
-        report: delegates, operators on the CPU, quantization, Vela's figures, sizes and seconds.
-        patterns: structure, shapes and dtypes of the inputs of each method.
-        out_specs: structure of what the model of each method returns.
-        sized: methods that were exported in several sizes, by name.
-        recipe: that made it.
-        make_parts: called when the parts are first needed; an export from the cache makes them then.
-        written: the program in pieces, where it is there without the parts.
+        report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
+        patterns: method -> input signature of the model.
+        out_specs: method -> pytree structure of the model's outputs.
+        sized: name -> method that was exported in several sizes.
+        recipe: the recipe of the export.
+        make_parts: returns the parts; called on first use. An export from the cache runs the pipeline then.
+        cached_pieces: the program in pieces, if it comes from the cache.
     """
 
     report: Report
     patterns: dict[str, Pattern]
     out_specs: dict[str, Any]
-    sized: Mapping[str, Sized]
+    sized: Mapping[str, SizedMethod]
     recipe: ExportRecipe | None
     make_parts: Callable[[], Parts]
-    written: Sequence[bytes] | None = None
+    cached_pieces: Sequence[bytes] | None = None
     _program: Program | None = field(default=None, init=False)
 
     @cached_property
     def parts(self) -> Parts:
-        """What PyTorch and ExecuTorch have of the export."""
+        """The PyTorch and ExecuTorch objects of the export."""
         return self.make_parts()
 
     @property
     def exported_programs(self) -> dict[str, ExportedProgram]:
-        """What was lowered, by method: the ATen program, quantized for INT recipes."""
+        """Method -> ATen program that was lowered, quantized for INT recipes."""
         return self.parts.exported_programs
 
     @property
@@ -75,25 +81,29 @@ class Artifact:
         return self.parts.executorch_program
 
     @property
-    def kept(self) -> FloatReference:
-        """Float tensors of the model, for comparisons."""
-        return self.parts.kept
+    def float_reference(self) -> FloatReference:
+        """The model before quantization, for comparisons."""
+        return self.parts.float_reference
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The program in pieces, before its checksum is written."""
-        return pieces_of(self.executorch_program) if self.written is None else self.written
+        """The program in pieces, without its checksum."""
+        return pieces_of(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
 
     @cached_property
     def buffer(self) -> bytes:
-        """The ``.pte`` file."""
+        """The bytes of the ``.pte`` file."""
         return b"".join(insert_checksum(self.pieces))
 
     @property
     def stored_bytes(self) -> int:
-        """Of the program with all that is stored beside it."""
-        beside = 0 if self.written is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
-        return self.report.program_bytes + beside
+        """Size of the program and its external data."""
+        external = (
+            0
+            if self.cached_pieces is not None
+            else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        )
+        return self.report.program_bytes + external
 
     @property
     def main(self) -> MethodReport:
@@ -103,7 +113,7 @@ class Artifact:
 
     @property
     def main_method(self) -> str:
-        """``forward``, or the first one where there is no such method."""
+        """``forward``, or the first method if there is no ``forward``."""
         return self.main.name
 
     def run(
@@ -116,60 +126,62 @@ class Artifact:
     ) -> Any:
         """Execute the program in ExecuTorch's runtime on this machine.
 
-        TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
+        TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
+            inputs: positional inputs of the model; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
+                strings and None must equal those that the model was exported with.
+            method: the method to run.
             backend: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: see ``Program.run``.
-            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
-                strings and None must be those that the model was exported with.
-            keywords: inputs by name.
+            keywords: keyword inputs of the model.
 
         Returns:
-            what the model returns; for a constant method its value, or a list of its values. What the model writes
-            into its inputs is not written into yours: ``report.notes`` tell where the program returns it.
+            the model's outputs; for a constant method its value, or a list of its values. If the model mutates an
+            input, the argument is not modified: the program returns the new value, see ``report.notes``.
 
         Raises:
-            ValueError: no such method, or the inputs differ from the program's in structure, shape or dtype.
-            RunError: this machine cannot run it; the message says what it takes.
+            ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype.
+            RunError: the program cannot run on this machine; the message says what is missing.
         """
         program = self._loaded()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
-        return self.structured(example, program.run(*tensors, method=method, backend=backend, pad=pad))
+        return self.to_model_structure(example, program.run(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
-        """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
+        """Execute the program and yield each operation of its Ethos-U delegates, with names and outputs.
 
         Args:
-            inputs: as for ``run``.
-            method: as for ``run``.
-            keywords: as for ``run``.
+            inputs: as in ``run``.
+            method: as in ``run``.
+            keywords: as in ``run``.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError: as ``run``.
+            RunError: as ``run``.
         """
         tensors = self.tensors_of_call(method, inputs, keywords) if method in self.patterns else inputs
         return self._loaded().trace(*tensors, method=method)
 
     def program(self) -> Program:
-        """The program, loaded anew, so that its buffers begin with their values."""
+        """Load a new instance of the program, whose buffers have their initial values."""
         program = Program(self.buffer)
         program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
         return program
 
     def tensors(self, method: str, sample: Inputs) -> list[Any]:
-        """Those of a sample of the model, without what is constant in the program.
+        """The tensor inputs of a sample; constants of the program are left out.
 
         Raises:
-            ValueError: there is no such method, or the sample is not what it takes.
+            ValueError: there is no such method, or the sample does not match its inputs.
         """
         return self.tensors_of_call(method, (sample,), {})
 
     def tensors_of_call(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """What the program takes, of what the model takes."""
+        """The tensor inputs of the program, from the arguments of a call of the model."""
         import torch
 
         from arm_recipes.samples.sample import Inputs, as_inputs
@@ -177,14 +189,14 @@ class Artifact:
         if method not in self.patterns:
             raise ValueError(f"no method '{method}'; the program has: {', '.join(self.patterns)}")
         what = f"the call of '{method}'"
-        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
+        sample = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
         pattern = self.patterns[method]
-        leaves = pattern.check_form(as_inputs(given, what), what)
+        leaves = pattern.check_form(as_inputs(sample, what), what)
         pairs = zip(leaves, pattern.leaves, strict=True)
         return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
 
     def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
-        """What ``Program.run`` takes for a sample of the model; real numbers are quantized for ``quantized_io``."""
+        """The arguments of ``Program.run`` for a sample; float inputs are quantized for ``quantized_io``."""
         import torch
 
         pattern = self.patterns[method.name]
@@ -193,30 +205,31 @@ class Artifact:
         return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 
     def run_real(self, sample: Inputs) -> Any:
-        """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
+        """Run the only method on a sample; outputs are dequantized for ``quantized_io``.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError: as ``run``.
+            RunError: as ``run``.
         """
         (method,) = self.report.methods
         outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
-        return self.structured(method.name, [info.to_model(value) for info, value in pairs])
+        return self.to_model_structure(method.name, [info.to_model(value) for info, value in pairs])
 
-    def structured(self, method: str, outputs: list[Any]) -> Any:
-        """What the program returns, as the model does."""
+    def to_model_structure(self, method: str, outputs: list[Any]) -> Any:
+        """The program's outputs in the structure of the model's outputs."""
         if method not in self.out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree
 
         spec = self.out_specs[method]
-        # New values of inputs that the model writes come first.
+        # The new values of mutated inputs come first.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
 
     def reference_program(self) -> bytes:
-        """The program with its delegates as TOSA graphs."""
+        """The reference program: the same program with TOSA graphs in place of the compiled payloads."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        sized = {name: told.told() for name, told in self.sized.items()}
+        sized = {name: method.to_dict() for name, method in self.sized.items()}
         names = encode_metadata(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(insert_checksum([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))

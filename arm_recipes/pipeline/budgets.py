@@ -1,4 +1,4 @@
-"""Budgets of memory: a program that needs more is an error before anything of it is written."""
+"""Memory budgets: an export whose program exceeds a budget fails before a file is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.report.layers import Traced
+from arm_recipes.report.layers import DelegateTrace
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from arm_recipes._internal.rendering import Section
     from arm_recipes.pipeline.artifact import Artifact
 
-#: Tensors that an error names.
+#: Number of tensors that an error names.
 _NAMED = 6
 
 
 @dataclass(frozen=True)
 class CheckBudgets:
-    """Edge manager pass: what each method needs of SRAM, and what the delegates take of flash.
+    """Edge manager pass: check the SRAM of each method and the flash of the delegates.
 
     Args:
-        sram: bytes for the working memory of the NPU, as Vela counts them; None for any.
-        flash: bytes for the program with all that is stored beside it; None for any.
-        optimise: what the program is compiled for, with this budget of SRAM in view.
+        sram: SRAM budget in bytes, compared with Vela's estimate; None for no limit.
+        flash: flash budget in bytes, for the program and its external data; None for no limit.
+        optimise: optimization goal of the compile spec, for the advice in messages.
     """
 
     sram: int | None
@@ -43,7 +43,7 @@ class CheckBudgets:
         """Check every method.
 
         Raises:
-            BudgetError: one needs more; names the tensors.
+            BudgetError: a budget is exceeded; the message names the largest tensors.
         """
         stored, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
@@ -57,10 +57,10 @@ class CheckBudgets:
         return []
 
     def check(self, result: Artifact) -> None:
-        """Check the size of the program that was made.
+        """Check the size of the emitted program.
 
         Raises:
-            BudgetError: it is larger.
+            BudgetError: it exceeds the flash budget.
         """
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
@@ -69,8 +69,8 @@ class CheckBudgets:
             raise BudgetError(_flash(stored, self.flash, records, what))
 
 
-def budgets(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
-    """Those that a recipe has."""
+def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
+    """The budget passes of a recipe."""
     passes = (recipe.lowering_recipe.edge_manager_transform_passes if recipe.lowering_recipe else None) or ()
     return (each for each in passes if isinstance(each, CheckBudgets))
 
@@ -78,7 +78,7 @@ def budgets(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
 def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int, optimise: str) -> str:
     text = (
         f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
-        f"{vela.sram_bytes - budget:,} more than the {_bytes(budget)} that there are"
+        f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"
     )
     used = next((use for use in method_memory(method, [record]) if use.memory == "Sram"), None)
     sections: list[Section] = []
@@ -86,15 +86,15 @@ def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int, optimis
         rows: list[tuple[str, ...]] = [
             (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
         ]
-        sections.append(("In it where most is in use:", rows))
+        sections.append(("Live tensors at peak SRAM usage:", rows))
     sections.append(
         (
-            "To need less:",
+            "To reduce SRAM:",
             [
-                *[('optimise="size": Vela computes layers in parts, which may take more cycles',)]
+                *[('optimise="size": Vela cascades layers in stripes, which may take more cycles',)]
                 * (optimise == "performance"),
-                ("another memory_mode, where the system has a DRAM; a smaller input, or fewer channels in these",),
-                ("result.advice(), without sram_budget, compiles for what there is and tells what each would need",),
+                ("another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",),
+                ("result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",),
             ],
         )
     )
@@ -103,19 +103,19 @@ def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int, optimis
 
 def _flash(stored: int, budget: int, records: Sequence[Delegate], what: str) -> str:
     text = f"flash_budget: {what} take{'s' * (what == 'the program')} {_bytes(stored)}, "
-    text += f"{stored - budget:,} more than the {_bytes(budget)} that there are"
+    text += f"{stored - budget:,} B more than the budget of {_bytes(budget)}"
     largest = sorted((row for record in records for row in _weights(record)), reverse=True)[:_NAMED]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
-    advice: list[tuple[str, ...]] = [("weights of four bits (A8W4 recipes), or fewer channels in these layers",)]
-    return f"{text}\n{as_text([('Largest constants, before they are encoded:', rows), ('To need less:', advice)])}"
+    advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]
+    return f"{text}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
 
 
 def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
-    """Bytes of each constant, with module and line of what reads it first."""
-    traced, seen = Traced("", record), set[str]()
+    """Bytes of each constant, with module and line of its first consumer."""
+    traced, seen = DelegateTrace("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
-            if name not in traced.made_by and name not in traced.graph.inputs and name not in seen:
+            if name not in traced.producers and name not in traced.graph.inputs and name not in seen:
                 seen.add(name)
                 origin = traced.main_origin([i])
                 module, source = (origin.module, origin.source) if origin is not None else ("", "")

@@ -1,4 +1,4 @@
-"""The export: from a model and a recipe to the artifact, by way of the pipeline and the cache."""
+"""The export: normalize the arguments, run the pipeline or take the program from the cache, and verify."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
-from arm_recipes.samples.sizes import Sized, Sizes, expanded
+from arm_recipes.samples.sizes import SizedMethod, Sizes, expand_sizes
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.cache.export import CachedExport
@@ -33,24 +33,24 @@ def run_export(
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Artifact:
-    """Run all that ``arm_recipes.export`` does but write the program; its arguments are described there."""
+    """Export a model without writing a file. The arguments are those of ``arm_recipes.export``."""
     check_recipe(recipe)
     if verify:
-        load_plugin()  # now: an export may take minutes
+        load_plugin()  # build the host library first: an export may take minutes
     models = inputs.models_by_method(model)
-    samples = inputs.with_loaders(samples)
+    samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
     notes = [] if sizes or dynamic_shapes else inputs.batch_notes(samples, models, examples)
-    sized: dict[str, Sized] = {}
+    sized: dict[str, SizedMethod] = {}
     if sizes is not None:
-        models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
+        models, examples, sized = expand_sizes(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
     if channels_last:
-        models, examples = layouts.channels_last(models, examples)
+        models, examples = layouts.to_channels_last(models, examples)
     if _only_arm(recipe):
         inputs.check_static(models, dynamic_shapes)
 
-    from arm_recipes.pipeline.budgets import budgets
+    from arm_recipes.pipeline.budgets import budget_passes
 
     cache = None
     if cache_dir is not None:
@@ -68,7 +68,7 @@ def run_export(
         sized=sized,
     )
     result = _run(pipeline, models, notes, cache)
-    for budget in budgets(recipe):
+    for budget in budget_passes(recipe):
         budget.check(result)
     if verify:
         from arm_recipes.pipeline.verify import check
@@ -78,12 +78,12 @@ def run_export(
 
 
 def _run(
-    pipeline: Pipeline, models: dict[str, inputs.Model], told: list[str], cache: CachedExport | None = None
+    pipeline: Pipeline, models: dict[str, inputs.Model], input_notes: list[str], cache: CachedExport | None = None
 ) -> Artifact:
-    """The export itself, or what the cache has of it; ``told`` is what there is to say about its inputs."""
+    """Run the pipeline, or take the artifact from the cache; ``input_notes`` are notes about the arguments."""
     from arm_backend_core import events
 
-    notes = list(told)
+    notes = list(input_notes)
     with frozen_gc(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
@@ -91,26 +91,26 @@ def _run(
         for note in notes:
             warn(note)
         if cache is not None:
-            found = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, told))
-            if found is not None:
-                return found
-        with record_warnings() as said:
+            cached = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, input_notes))
+            if cached is not None:
+                return cached
+        with record_warnings() as warnings:
             pipeline.run()
     result = pipeline.artifact(log.rejected, [*notes, *log.notes])
     if cache is not None:
-        cache.keep(result, said)
+        cache.store(result, warnings)
     return result
 
 
 def check_recipe(recipe: Any, function: str = "export") -> None:
-    """Find what is no recipe.
+    """Check the type of the argument ``recipe``.
 
     Args:
         recipe: the argument.
-        function: that takes it, for the message.
+        function: name of the function that takes it, for the message.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: it is not an ``ExportRecipe``.
     """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")

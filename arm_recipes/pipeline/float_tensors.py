@@ -1,4 +1,4 @@
-"""What an export keeps of a model for comparisons: its float tensors, which it shares with the model."""
+"""Float reference: the model's tensors before quantization, kept for ``compare`` and shared with the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.stages.quantize import Original
+from arm_recipes.stages.quantize import FloatProgram
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -16,48 +16,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FloatReference:
-    """What an export keeps.
+    """The floating-point model of an export.
 
     Attributes:
-        originals: methods that it quantized.
-        partitioners: of the recipe, by method.
-        versions: tensors that are the model's own, and how often each had been written.
-        states: buffers that programs write, as they were: the model may go on from them.
+        float_programs: method -> program before quantization, for methods that this export quantized.
+        partitioners: method -> partitioners of the recipe.
+        versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
+        states: method -> initial values of the buffers that the program writes; the model may change its own.
     """
 
-    originals: Mapping[str, Original] = field(default_factory=dict)
+    float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
     states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
-    def changed(self, method: str) -> list[str]:
-        """Tensors of a method that have been written since."""
+    def changed_tensors(self, method: str) -> list[str]:
+        """Names of the tensors of a method that were modified after the export."""
         return [name for name, tensor, version in self.versions.get(method, ()) if tensor._version != version]
 
 
 def float_reference(
-    programs: Mapping[str, ExportedProgram], originals: Mapping[str, Original], recipe: ExportRecipe
+    programs: Mapping[str, ExportedProgram], originals: Mapping[str, FloatProgram], recipe: ExportRecipe
 ) -> FloatReference:
-    """What to keep of an export."""
+    """Create the float reference of an export."""
     import torch
 
     from arm_backend_core.program import mutated_buffers
 
     lowering = recipe.lowering_recipe
-    given = (lowering.partitioners if lowering is not None else None) or []
+    partitioners = (lowering.partitioners if lowering is not None else None) or []
     versions, states = {}, {}
     for method, program in programs.items():
         original = originals.get(method)
-        changing = mutated_buffers(program)
+        mutated = mutated_buffers(program)
         tables = {**program.state_dict, **program.constants}
-        states[method] = {name: tables[name].detach().clone() for name in changing}
-        found = tables
+        states[method] = {name: tables[name].detach().clone() for name in mutated}
+        tensors = tables
         if original is not None:
-            found = {**original.program.state_dict, **original.program.constants}
+            tensors = {**original.program.state_dict, **original.program.constants}
         versions[method] = tuple(
             (name, tensor, tensor._version)
-            for name, tensor in found.items()
-            if isinstance(tensor, torch.Tensor) and not tensor.is_inference() and name not in changing
+            for name, tensor in tensors.items()
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference() and name not in mutated
         )
-    partitioners = {method: tuple(given.get(method, ()) if isinstance(given, dict) else given) for method in programs}
-    return FloatReference(originals, partitioners, versions, states)
+    by_method = {
+        method: tuple(partitioners.get(method, ()) if isinstance(partitioners, dict) else partitioners)
+        for method in programs
+    }
+    return FloatReference(originals, by_method, versions, states)

@@ -1,6 +1,6 @@
-"""What the methods of a program have in common: parameters, state, and what their modules compute.
+"""Shared state of methods: buffers that several methods of a program write.
 
-Tensors are the same where they lie in the same memory, modules where they are the same object.
+Two tensors are identical if they share memory.
 """
 
 from __future__ import annotations
@@ -21,28 +21,22 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
 
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-
-
-# -- scales ---------------------------------------------------------------------------------------------------------
-
-
-# -- state ----------------------------------------------------------------------------------------------------------
+_TENSOR_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
-    """Give buffers that a program writes one name in all methods that have them, and no other tensor that name.
+    """Rename mutated buffers so that each has the same, unique name in all methods.
 
-    ExecuTorch goes by names where methods share state.
+    ExecuTorch identifies state that methods share by name.
 
     Args:
         programs: are edited; their tensors are still those of the modules.
 
     Returns:
-        Whether methods share any.
+        Whether methods share mutated buffers.
 
     Raises:
-        ExportError: a method reads a buffer that another one writes, which would be a constant in it.
+        ExportError: a method only reads a buffer that another method writes; it would be a constant there.
     """
     writers: dict[TensorIdentity, list[str]] = {}
     for method, program in programs.items():
@@ -54,7 +48,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     for method, program in programs.items():
         renamed = {}
         for spec in program.graph_signature.input_specs:
-            if spec.kind not in _HELD:
+            if spec.kind not in _TENSOR_KINDS:
                 continue
             name = str(spec.target)
             key = tensor_identity(_store(program, name)[name])
@@ -63,7 +57,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
             if method not in writers[key]:
                 raise ExportError(
                     f"method '{method}' reads the buffer '{name}', which method '{writers[key][0]}' writes: it must "
-                    "write it too, if only what it holds already (buffer.copy_(buffer.clone()))"
+                    "write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
                 )
             shared = shared or len(writers[key]) > 1
             if key not in names:
@@ -80,7 +74,7 @@ def _rename(program: ExportedProgram, names: Mapping[str, str]) -> None:
             store[names[old]] = tensor
     signature = program.graph_signature
     for spec in signature.input_specs:
-        if spec.kind in _HELD and spec.target in names:
+        if spec.kind in _TENSOR_KINDS and spec.target in names:
             spec.target = names[spec.target]
     for result in signature.output_specs:
         if result.kind is OutputKind.BUFFER_MUTATION and result.target in names:
@@ -94,10 +88,10 @@ def _store(program: ExportedProgram, name: str) -> dict[str, Any]:
 
 
 def check_state(programs: Mapping[str, ExportedProgram]) -> None:
-    """Compare what methods hold in the buffers that they share, once that is settled.
+    """Check that methods agree on dtype and initial value of the buffers that they share, after lowering.
 
     Raises:
-        ExportError: types or values differ: methods quantize the buffer differently.
+        ExportError: dtypes or values differ, because the methods quantize the buffer differently.
     """
     known: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
@@ -107,9 +101,9 @@ def check_state(programs: Mapping[str, ExportedProgram]) -> None:
             if tensor.dtype is not before.dtype or not tensor.equal(before):
                 raise ExportError(
                     f"the buffer '{name}' is {_type(before)} in method '{other}' and {_type(tensor)} in method "
-                    f"'{method}', which cannot share it so: a new value that is computed of the old one, element by "
-                    "element, makes it int16, and one that is given or constant leaves it as it is; compute it so in "
-                    "both (state * 0 + value), or give each a buffer of its own"
+                    f"'{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
+                    "function of the old one, and keeps its type if the new value is an input or a constant. Compute "
+                    "the new value from the old one in both methods (state * 0 + value), or use separate buffers"
                 )
 
 
@@ -117,18 +111,18 @@ def _type(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def with_shared_state(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """A configuration whose memory planning has the buffers of a name lie in one place in all methods.
+def share_state_in_plan(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
+    """A configuration whose memory planning places buffers of the same name at the same address in all methods.
 
     Raises:
-        ExportError: its planning is another one than ExecuTorch's.
+        ExportError: the memory planning pass is not ExecuTorch's.
     """
     from executorch.exir.passes import MemoryPlanningPass
 
     planning = config.memory_planning_pass
     if not isinstance(planning, MemoryPlanningPass):
         raise ExportError(
-            "methods share state, which ExecuTorch's MemoryPlanningPass alone can plan; the recipe's "
+            "methods share state, which only ExecuTorch's MemoryPlanningPass supports; the recipe's "
             f"executorch_backend_config has a {type(planning).__name__}"
         )
     planning = copy.copy(planning)

@@ -1,4 +1,7 @@
-"""Run the stages of a recipe: ExecuTorch's, with those that capture and lower the model replaced by faster ones."""
+"""The export pipeline: runs the stages of a recipe.
+
+The stages are ExecuTorch's, except that faster ones replace capture, quantization and lowering.
+"""
 
 from __future__ import annotations
 
@@ -25,28 +28,28 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import user_inputs
-from arm_recipes._internal.error_location import describe, is_told
+from arm_recipes._internal.error_location import describe, is_user_message
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
 from arm_recipes.pipeline.float_tensors import float_reference
-from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
+from arm_recipes.pipeline.methods import check_state, name_state, share_state_in_plan
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import Sized
+from arm_recipes.samples.sizes import SizedMethod
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
-from arm_recipes.stages.quantize import FastQuantizeStage, Original
+from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejection
 
 
-#: What a stage does to the methods, for messages.
+#: Stage -> what it does, for messages.
 _DOING = {
     StageType.SOURCE_TRANSFORM: "transforming",
     StageType.QUANTIZE: "quantizing",
@@ -60,19 +63,21 @@ _DOING = {
 
 
 class Progress:
-    """A progress bar over the stages, and one over calibration samples while they run.
+    """Progress bars over the stages and over the calibration samples.
 
     Args:
-        shown: False, or a standard error that is not a terminal, shows nothing.
+        shown: show the bars, if standard error is a terminal.
+
+    Attributes:
+        samples: method -> number of calibration samples.
     """
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()
-        #: How many samples calibrated each method.
         self.samples: dict[str, int] = {}
 
     def stages(self, stages: list[StageType]) -> Iterable[StageType]:
-        """The stages, one after the other; the bar names the one that runs."""
+        """Yield the stages; the bar shows the current one."""
         if not self.shown:
             yield from stages
             return
@@ -85,7 +90,7 @@ class Progress:
                 bar.update()
 
     def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
-        """The samples of a method, counted."""
+        """Yield the calibration samples of a method and count them."""
         if self.shown:
             from tqdm import tqdm
 
@@ -109,11 +114,11 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
-        sized: Mapping[str, Sized] = MappingProxyType({}),
+        sized: Mapping[str, SizedMethod] = MappingProxyType({}),
     ) -> None:
         self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
-        # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
+        # strict=True is the default of ExportRecipe, so only strict=False is an explicit choice.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
         if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
             dynamic_shapes = {"forward": dynamic_shapes}
@@ -131,8 +136,8 @@ class Pipeline:
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
-        self._originals: dict[str, Original] = {}
-        self._losses: Mapping[str, dict[str, float]] = {}
+        self._float_programs: dict[str, FloatProgram] = {}
+        self._sqnr: Mapping[str, dict[str, float]] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]] = {}
@@ -141,7 +146,7 @@ class Pipeline:
         """Run all stages.
 
         Raises:
-            ValueError: the recipe lists its own stages and they do not end in a program.
+            ValueError: the recipe's ``pipeline_stages`` do not end in TO_EXECUTORCH.
         """
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
@@ -151,11 +156,11 @@ class Pipeline:
                 self._capture.inspect(method, model, given=True)
         self._run_stages(stages)
 
-    def captured(self) -> dict[str, ExportedProgram]:
-        """The models as programs, which are not captured again when the stages run.
+    def capture_programs(self) -> dict[str, ExportedProgram]:
+        """Capture the models; the stages reuse these programs.
 
         Raises:
-            ExportError: one cannot be captured.
+            ExportError: a model cannot be captured.
         """
         examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
         programs = {}
@@ -165,11 +170,11 @@ class Pipeline:
             programs[method] = model
         return programs
 
-    def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
-        """Run the stages up to lowering.
+    def quantize_programs(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+        """Run the stages before lowering.
 
         Returns:
-            programs by method, as ``ExportResult.exported_programs`` has them, and as lowering takes them.
+            method -> program, as in ``ExportResult.exported_programs``, and method -> copy that lowering may edit.
         """
         last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
         self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
@@ -178,7 +183,7 @@ class Pipeline:
     def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.stages(stages):
             if kind is StageType.TO_EXECUTORCH:
-                # Emitting the program edits the lowered methods in place.
+                # Emission edits the lowered methods in place.
                 self._snapshot(self._artifact.data)
             stage = self._stage(kind)
             start = time.perf_counter()
@@ -187,9 +192,9 @@ class Pipeline:
             LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
             if kind is StageType.SOURCE_TRANSFORM:
-                self._tell_transformed()
+                self._note_transformed()
             if isinstance(stage, FastQuantizeStage):
-                self._originals, self._losses = stage.originals, stage.losses
+                self._float_programs, self._sqnr = stage.float_programs, stage.output_sqnr
                 for note in stage.notes:
                     self._note(note)
             if kind is StageType.TORCH_EXPORT:
@@ -197,10 +202,10 @@ class Pipeline:
                 self._warn_about_boundary()
 
     def _run(self, kind: StageType, stage: Stage) -> None:
-        """Run a stage; whatever it raises that is no message to the user yet becomes one.
+        """Run a stage and convert exceptions to ``ExportError``.
 
         Raises:
-            ExportError: names the stage, and what of the model it was working on.
+            ExportError: the stage failed; names the stage, and the module or operator.
         """
         from arm_backend_core.errors import ArmBackendError
 
@@ -209,7 +214,7 @@ class Pipeline:
         except (ArmBackendError, ExportError):
             raise
         except Exception as error:
-            if is_told(error):
+            if is_user_message(error):
                 raise
             models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
             captured = {name: program.graph_module for name, program in self._programs.items()}
@@ -218,14 +223,14 @@ class Pipeline:
             raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
 
     def artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
-        """The program with its report; ``notes`` come before those of the stages."""
+        """Build the artifact with its report; ``notes`` come before the notes of the stages."""
         from arm_recipes.stages.edge.check_kernels import not_runnable
 
         manager = self._artifact.data
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = record.describe_graph(graph, rejected)
-            samples, losses = self._progress.samples.get(name), self._losses.get(name, {})
+            samples, losses = self._progress.samples.get(name), self._sqnr.get(name, {})
             quantization = record.describe_quantization(self._programs[name], samples, losses)
             tensors = self._tensors[name]
             lacking = not_runnable(graph.graph)
@@ -237,7 +242,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        parts = Parts(self._programs, manager, float_reference(self._programs, self._originals, self._recipe))
+        parts = Parts(self._programs, manager, float_reference(self._programs, self._float_programs, self._recipe))
         return Artifact(report, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
@@ -246,7 +251,7 @@ class Pipeline:
             captured = [name for name, model in self._models.items() if isinstance(model, ExportedProgram)]
             if captured:
                 raise ValueError(
-                    f"model: '{captured[0]}' is captured already, and the recipe exchanges layers; give the nn.Module"
+                    f"model: '{captured[0]}' is already captured, but the recipe replaces layers; pass the nn.Module"
                 )
             yield StageType.SOURCE_TRANSFORM
         if quantization is not None and quantization.quantizers:
@@ -284,14 +289,14 @@ class Pipeline:
             return config
         from executorch.exir.capture import ExecutorchBackendConfig
 
-        return with_shared_state(config or ExecutorchBackendConfig())
+        return share_state_in_plan(config or ExecutorchBackendConfig())
 
     def _keep_programs(self) -> None:
         from arm_backend_core.nodes import assign_debug_handles
         from arm_backend_core.program import copy_program
         from arm_recipes.stages.edge.equal_rows import arrange_rows
 
-        # Lowering edits the programs in place, and one may be the user's own.
+        # Lowering edits the programs in place, and a program may be the user's.
         self._programs = dict(self._artifact.data)
         copies = {name: copy_program(program) for name, program in self._programs.items()}
         for name, program in copies.items():
@@ -307,16 +312,16 @@ class Pipeline:
             arrange_rows(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
-    def _tell_transformed(self) -> None:
-        from arm_recipes.stages.block_scaled import is_mx_recipe, left_float  # imports torchao
+    def _note_transformed(self) -> None:
+        from arm_recipes.stages.block_scaled import describe_float_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._artifact.data.items():
-            told, none = left_float(model, name)
-            self._notes += told
+            notes, none = describe_float_layers(model, name)
+            self._notes += notes
             if none:
-                self._note(f"no layer of '{name}' is block-scaled, in spite of mx")
+                self._note(f"the option mx has no effect: no layer of '{name}' is block-scaled")
 
     def _warn_about_boundary(self) -> None:
         for name, program in self._programs.items():
@@ -329,9 +334,9 @@ class Pipeline:
                         kind = str(value.dtype).removeprefix("torch.")
                         narrow = {"int64": "int32", "float64": "float32"}[kind]
                         self._note(
-                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
-                            f"converting it costs an operator on the CPU, which {narrow} would save"
-                            + ("; its values are taken to be below 2**30" if side + kind == "inputint64" else "")
+                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
+                            f"a CPU operator converts it; use {narrow} to avoid the conversion"
+                            + ("; values are assumed to be below 2**30" if side + kind == "inputint64" else "")
                         )
 
     def _note(self, text: str) -> None:
@@ -357,34 +362,40 @@ class Pipeline:
             )
             for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
                 self._note(
-                    f"the model of '{name}' writes into its input '{tensor}': the program does not, "
-                    f"it returns the new value as output {index}, before what the model returns"
+                    f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
+                    f"returns the new value as output {index}, before the model's outputs"
                 )
         for sized in self._sized.values():
             sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
-        told = {name: sized.told() for name, sized in self._sized.items()}
-        store_named_data(manager, NAMES_KEY, encode_metadata(self._tensors, sized=told))
+        sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
+        store_named_data(manager, NAMES_KEY, encode_metadata(self._tensors, sized=sized_dicts))
 
 
 def _check_outputs(method: str, program: ExportedProgram) -> None:
-    """Find results that a program cannot have.
+    """Check that a program can return the model's outputs.
 
     Raises:
-        ExportError: there is one, or no tensor among them.
+        ExportError: an output is a string, or no output is a tensor.
     """
-    found = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    for index, value in enumerate(found):
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for index, value in enumerate(outputs):
         if isinstance(value, ConstantArgument) and isinstance(value.value, str):
             raise ExportError(
                 f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
-                "leave it out, or export it as constant_methods={'name': value}"
+                "remove it, or export it as constant_methods={'name': value}"
             )
-    if not any(isinstance(value, TensorArgument) for value in found):
-        raise ExportError(f"'{method}' returns no tensor, so that there is nothing to compile; return one")
+    if not any(isinstance(value, TensorArgument) for value in outputs):
+        raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
 
 
 def _describe(values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str) -> tuple[TensorInfo, ...]:
-    """Inputs or outputs by name; ``published`` has what the constant methods called ``prefix`` tell of each."""
+    """Describe inputs or outputs.
+
+    Args:
+        values: name and node of each.
+        published: constant methods of the program, with scale and zero point for ``quantized_io``.
+        prefix: start of the names of these constant methods.
+    """
     described = []
     for index, (name, node) in enumerate(values):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 def with_tosa_delegates(
     manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
 ) -> bytes:
-    """A program like that of ``manager``, with TOSA flatbuffers in place of the payloads that were made from them.
+    """Serialize the program of ``manager`` with each compiled payload replaced by its TOSA flatbuffer.
 
     Args:
-        graphs: checksum of a payload, as its compile spec has it -> flatbuffer.
-        named_data: replaces what has the same key.
+        manager: the emitted program.
+        graphs: checksum of a payload, as in its compile spec -> flatbuffer.
+        named_data: named data to add; replaces entries with the same key.
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir._serialize._named_data_store import NamedDataStore
@@ -34,7 +35,7 @@ def with_tosa_delegates(
     for plan in program.execution_plan:
         for delegate in plan.delegates:
             check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
-            if check is None:  # another backend's
+            if check is None:  # a delegate of another backend
                 continue
             flatbuffer = graphs[bytes(check)]
             program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
@@ -42,12 +43,12 @@ def with_tosa_delegates(
     store = NamedDataStore()
     present = manager._named_data
     if present is not None:
-        kept = {
+        entries = {
             key: entry
             for key, entry in present.pte_data.items()
-            if key not in named_data and not key.startswith(WEIGHTS_PREFIX)  # the flatbuffers have their weights inside
+            if key not in named_data and not key.startswith(WEIGHTS_PREFIX)  # the flatbuffers contain their weights
         }
-        store.merge_named_data_store(replace(present, pte_data=kept))
+        store.merge_named_data_store(replace(present, pte_data=entries))
     for key, data in named_data.items():
         store.add_named_data(key, data)
     emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()

@@ -1,4 +1,4 @@
-"""``export(..., verify=True)``: what Vela compiled, beside the TOSA graphs that it was given."""
+"""Verification, ``export(..., verify=True)``: compare Vela's programs with the TOSA reference model."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Of each method: the reference model takes a second or more for an inference of a large network.
+#: Samples per method. The reference model takes a second or more for one inference of a large network.
 MOST_SAMPLES = 4
 _MOST_OPERATORS = 12
 
 
 class VerificationError(ExportError):
-    """The program of a delegate gives other numbers than the TOSA graph that it was compiled from, or might."""
+    """A delegate's outputs differ from its TOSA graph, or its command stream has a data hazard."""
 
 
 def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
-    """Run example inputs, and compare each delegate for an Ethos-U with the TOSA reference model; adds a note.
+    """Run samples and compare each Ethos-U delegate with the TOSA reference model; adds a note to the report.
 
     Args:
-        examples: samples by method, of which the first ``MOST_SAMPLES`` are run.
+        result: the export; its report is replaced.
+        examples: samples by method; the first ``MOST_SAMPLES`` are run.
 
     Raises:
-        VerificationError: a number differs, memory is read that nothing has written, or operations are in no order
-            that they need; the message names the delegate and its operators.
-        RunError: this machine cannot run the program.
+        VerificationError: an output differs, an operation reads uninitialized memory, or dependent operations are not
+            synchronized. The message names the delegate and its operators.
+        RunError: the program cannot run on this machine.
     """
     start = time.perf_counter()
     delegates = {delegate.checksum: delegate for delegate in result.report.delegates if delegate.vela is not None}
-    program = result.program()  # of its own: it may write buffers
+    program = result.program()  # a separate instance, because runs may write buffers
     runs = 0
     measured: dict[str, EthosUFigures] = {}
     for method in result.report.methods if delegates else ():
@@ -59,26 +60,24 @@ def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
                     which = f" of '{method.name}'" if len(result.report.methods) > 1 else ""
                     measured[delegate.name + which] = _watch(method, delegate, execution)
                     runs += 1
-    note = (
-        f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) gave the "
-    )
-    note += "numbers of the TOSA reference model"
+    note = f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) are "
+    note += "bit-equal with the TOSA reference model"
     if not delegates:
-        note = "verify: nothing was compiled for an Ethos-U, so there is nothing to compare"
+        note = "verify: the program has no Ethos-U delegate, so there is nothing to compare"
     result.report = replace(result.report, notes=(*result.report.notes, note), measured=measured)
 
 
 def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUFigures:
-    """What hardware might do otherwise: memory that nothing has written, accesses that nothing keeps in order."""
+    """Check for behaviour that depends on the hardware: reads of uninitialized memory and unordered accesses."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
         return execution.delegate.watched(execution.inputs, delegate)
     except RunError as error:
-        said = describe_with_origin(error, {delegate.checksum: delegate})
+        problem = describe_with_origin(error, {delegate.checksum: delegate})
         raise VerificationError(
-            f"verify: delegate '{delegate.name}' of method '{method.name}' gives the right numbers here, and may give "
-            f"others on a device: {said}. It has {_operators(delegate)}. docs/contributors/vela.md lists the bugs of "
-            "Vela that are known: report this one, or change the model there"
+            f"verify: delegate '{delegate.name}' of method '{method.name}' computes correct outputs in the emulator, "
+            f"but may differ on a device: {problem}. Its operators are {_operators(delegate)}. "
+            "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
         ) from error
 
 
@@ -90,22 +89,21 @@ def _compare(method: MethodReport, sample: int, delegate: Delegate, execution: p
     inputs = [_as(io, array) for io, array in zip(delegate.inputs, execution.inputs, strict=True)]
     expected = reference.run(delegate.tosa, inputs)
     for io, array, right in zip(delegate.outputs, execution.outputs, expected, strict=True):
-        given = _as(io, array)
-        wrong = np.argwhere(given != right)
+        actual = _as(io, array)
+        wrong = np.argwhere(actual != right)
         if not len(wrong):
             continue
         at = tuple(wrong[0].tolist())
         raise VerificationError(
-            f"verify: delegate '{delegate.name}' of method '{method.name}' gives other numbers than the TOSA graph "
-            f"that it was compiled from, for sample {sample}: {len(wrong):,} of {given.size:,} numbers of '{io.name}', "
-            f"the first at {list(at)}: {given[at]} in place of {right[at]}. It has {_operators(delegate)}. "
-            "docs/contributors/vela.md lists the bugs of Vela that are known: report this one, or change the "
-            "model there"
+            f"verify: delegate '{delegate.name}' of method '{method.name}' differs from its TOSA graph for sample "
+            f"{sample}: {len(wrong):,} of {actual.size:,} elements of '{io.name}', the first at {list(at)}: "
+            f"{actual[at]} instead of {right[at]}. Its operators are {_operators(delegate)}. "
+            "docs/contributors/vela.md lists the known bugs of Vela: report this one, or change these operators"
         )
 
 
 def _as(io: BoundaryTensor, array: Array) -> Array:
-    """Bytes of a delegate's input or output as what they stand for."""
+    """View the bytes of a delegate's input or output with its dtype and shape."""
     return array.view(io.dtype).reshape(io.shape)
 
 

@@ -78,7 +78,7 @@ def prepare_qat(
         )
     with quiet():
         module = trainable(models)
-        prepared_samples = inputs.with_loaders(samples)
+        prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)
         (method_examples,) = examples.values()
         notes = inputs.batch_notes(prepared_samples if loader is None else loader, models, examples)

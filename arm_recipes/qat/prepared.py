@@ -53,7 +53,7 @@ class Prepared(FakeQuantizedModel):
         """
         self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
-        recipe = replace(self._recipe, quantization_recipe=self.trained())
+        recipe = replace(self._recipe, quantization_recipe=self.trained_recipe())
         with inputs.evaluation_mode({METHOD: model}):
             result = export(model, recipe, self._examples if samples is None else samples, **options)
         if samples is None:

@@ -1,1 +1,1 @@
-"""Options, precisions and targets of the recipes, and recipes that are saved to files."""
+"""Recipes: their options, precisions, targets, and saved form."""

@@ -1,7 +1,7 @@
-"""Observers of int8 activations by name: how the range of a tensor follows from what calibration shows of it.
+"""Observers of int8 activations: how a quantization range follows from the calibration values.
 
-They differ in what they make of many values. Of fewer than 8,192 in all samples, all but "minmax" take the extremes,
-moved outwards, as new values will lie beyond.
+The observers differ only for tensors with many calibration values. Below 8,192 values in all samples, every observer
+but "minmax" takes minimum and maximum and widens the range, because new values will exceed it.
 """
 
 from __future__ import annotations
@@ -13,33 +13,35 @@ import torch
 
 from arm_backend_core.quantization.observer import MIN_HISTOGRAM_VALUES, ActivationObserver, RangeObserver
 
-#: Part of the values of a tensor that a percentile leaves out at either end.
+#: Fraction of the values that ``PercentileObserver`` clips at each end.
 TAIL = 1e-4
 _BINS, _CANDIDATES = 2048, 64
 
 
 class MinMaxObserver(RangeObserver):
-    """The least and the largest value: nothing that was seen is clipped."""
+    """Minimum and maximum: no calibration value is clipped."""
 
 
 class PercentileObserver(ActivationObserver):
-    """All but one value of 10,000 at either end."""
+    """Percentiles: clips one value of 10,000 (``TAIL``) at each end."""
 
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
-        if _is_judged(self, seen):
+        if _uses_distribution(self, seen):
             values = torch.cat(seen.values).double().numpy()
             low, high = np.quantile(values, TAIL), np.quantile(values, 1 - TAIL)
         return low, high
 
 
 class EntropyObserver(ActivationObserver):
-    """The range whose integers are distributed most like the values (least Kullback-Leibler divergence)."""
+    """Entropy calibration: the range with the smallest Kullback-Leibler divergence between values and integers."""
 
     def _range(self, seen: Any) -> tuple[Any, Any]:
         low, high = super()._range(seen)
-        if _is_judged(self, seen):
-            low, high = _least_divergence(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+        if _uses_distribution(self, seen):
+            low, high = _minimize_divergence(
+                torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min
+            )
         return low, high
 
 
@@ -52,19 +54,22 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 }
 
 
-def _is_judged(observer: RangeObserver, seen: Any) -> bool:
-    """Whether the distribution of what was seen says more than its extremes."""
-    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.is_constant and seen.high > seen.low)
+def _uses_distribution(observer: RangeObserver, seen: Any) -> bool:
+    """Whether there are enough distinct values to use their distribution instead of minimum and maximum."""
+    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.exact and seen.high > seen.low)
 
 
-def _least_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:
-    """Bounds moved inwards by the same part of the range. Zeros, which relu makes many of, are exact in every range."""
+def _minimize_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:
+    """The range of smallest divergence among ranges that shrink both bounds by the same factor.
+
+    Zeros, which ReLU produces often, are left out of the histogram: every range represents them exactly.
+    """
     first, last = min(low, 0.0), max(high, 0.0)
     counts = torch.histc(values[values != 0], _BINS, first, last).double().numpy()
     edges = np.linspace(first, last, _BINS + 1)
     best, least = (first, last), np.inf
-    for part in np.arange(_CANDIDATES, 3, -1) / _CANDIDATES:
-        bounds = first * part, last * part
+    for factor in np.arange(_CANDIDATES, 3, -1) / _CANDIDATES:
+        bounds = first * factor, last * factor
         start, stop = np.searchsorted(edges, bounds[0], "right") - 1, np.searchsorted(edges, bounds[1], "left")
         divergence = _divergence(counts, max(int(start), 0), int(stop), steps + 1)
         if divergence < least:
@@ -73,14 +78,14 @@ def _least_divergence(values: torch.Tensor, low: float, high: float, steps: int)
 
 
 def _divergence(counts: Any, start: int, stop: int, levels: int) -> float:
-    """Of the histogram that is clipped to [start, stop) from what ``levels`` integers keep of it."""
+    """Kullback-Leibler divergence between the histogram, clipped to [start, stop), and its rounding to ``levels``."""
     clipped = counts[start:stop].copy()
     inside = clipped.copy()
     clipped[0] += counts[:start].sum()
     clipped[-1] += counts[stop:].sum()
-    place = np.arange(len(inside)) * levels // max(len(inside), 1)
-    filled = (inside > 0).astype(float)
-    sums, numbers = np.bincount(place, inside, levels), np.bincount(place, filled, levels)
-    kept = np.where(inside > 0, (sums / np.maximum(numbers, 1))[place], 0.0)
-    p, q = clipped / clipped.sum(), np.maximum(kept / max(kept.sum(), 1.0), 1e-10)
+    level = np.arange(len(inside)) * levels // max(len(inside), 1)
+    is_nonzero = (inside > 0).astype(float)
+    sums, bins = np.bincount(level, inside, levels), np.bincount(level, is_nonzero, levels)
+    rounded = np.where(inside > 0, (sums / np.maximum(bins, 1))[level], 0.0)
+    p, q = clipped / clipped.sum(), np.maximum(rounded / max(rounded.sum(), 1.0), 1e-10)
     return float((p[p > 0] * np.log(p[p > 0] / q[p > 0])).sum())

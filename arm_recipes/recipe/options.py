@@ -1,4 +1,4 @@
-"""Keyword arguments of the recipes: one table of their types, allowed values and recipes, by the recipe's name."""
+"""Recipe options: one table of the keyword arguments with accepted values, defaults, and the recipes that take them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ class Option:
     """A keyword argument of ``ExportRecipe.get_recipe``.
 
     Attributes:
-        group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "tosa-fp", "ethos-u" or
-            "ethos-u85".
+        name: the keyword.
+        group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
+            "tosa-fp", "ethos-u" or "ethos-u85".
         expects: the accepted values in words, for error messages and the command line.
-        problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
-        default: value when the argument is not given; None means "the target's default".
+        find_problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
+        default: value if the argument is omitted; None means the target's default.
     """
 
     name: str
     group: str
     expects: str
-    problem: Callable[[Any], str | None]
+    find_problem: Callable[[Any], str | None]
     default: Any = None
 
 
@@ -42,7 +43,7 @@ def _is_bool_or_warn(value: Any) -> str | None:
 
 
 def _is_macs(value: Any) -> str | None:
-    # bool is a subclass of int; macs=True is a mistake, not one MAC.
+    # bool is a subclass of int: macs=True is an error, not one MAC.
     if isinstance(value, bool) or not isinstance(value, int):
         return "not an int"
     return None if value > 0 else "not positive"
@@ -95,11 +96,11 @@ def _is_goal(value: Any) -> str | None:
     return None if value in GOALS else "none of these"
 
 
-def algorithms_named(value: Any, recipe: str) -> tuple[str, ...]:
-    """The names that ``algorithms`` stands for, with a recipe."""
+def resolve_algorithms(value: Any, recipe: str) -> tuple[str, ...]:
+    """The algorithm names that a value of ``algorithms`` selects for a recipe."""
     if isinstance(value, bool):
-        usual = [name for name in ALGORITHMS if not (name in _DEAR and "ethos-u" in groups(recipe))]
-        return tuple(usual) if value else ()
+        defaults = [name for name in ALGORITHMS if not (name in _COSTLY_ON_NPU and "ethos-u" in groups(recipe))]
+        return tuple(defaults) if value else ()
     return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
 
 
@@ -115,7 +116,7 @@ def _is_directory(value: Any) -> str | None:
     if not isinstance(value, (str, Path)):
         return "not a path"
     path = Path(value).absolute()
-    # The directory may not exist yet; nothing is created here, so ask the nearest folder that exists.
+    # The directory may not exist yet and is not created here: check the nearest ancestor that exists.
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir():
         return f"'{existing}' is not a directory"
@@ -143,18 +144,18 @@ def _is_function(value: Any) -> str | None:
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "KB": 1000, "MB": 1000**2}
 
 
-def byte_count(value: int | str) -> int:
-    """Bytes that a number, or a text such as ``512KiB`` or ``1.5 MB``, stands for.
+def parse_bytes(value: int | str) -> int:
+    """Parse a number of bytes, or a string such as ``512KiB`` or ``1.5 MB``.
 
     Raises:
-        ValueError: it stands for none.
+        ValueError: the value is not a positive number of bytes.
     """
     if not isinstance(value, (int, str)) or isinstance(value, bool):
         raise ValueError("neither an int nor a str")
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(value).strip())
-    if found is None or found[2].upper() not in _UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(value).strip())
+    if match is None or match[2].upper() not in _UNITS:
         raise ValueError("not a number of bytes, of B, KiB, MiB, KB or MB")
-    count = round(float(found[1]) * _UNITS[found[2].upper()])
+    count = round(float(match[1]) * _UNITS[match[2].upper()])
     if not count:
         raise ValueError("not positive")
     return count
@@ -173,7 +174,7 @@ def _is_steps(value: Any) -> str | None:
 
 def _is_budget(value: Any) -> str | None:
     try:
-        return None if value is None or byte_count(value) else ""
+        return None if value is None or parse_bytes(value) else ""
     except ValueError as problem:
         return str(problem)
 
@@ -184,7 +185,7 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
-#: Quantization algorithms beyond rounding to calibrated ranges: those applied by default, and those only by name.
+#: Quantization algorithms beyond rounding to calibrated ranges: those applied by default, and those that must be named.
 ALGORITHMS = (
     "bias_correction",
     "concat_scales",
@@ -196,16 +197,16 @@ ALGORITHMS = (
     "int16_outputs",
 )
 OPT_IN_ALGORITHMS = ("gptq",)
-#: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
-_DEAR = ("fused_rms_norms",)
+#: Algorithms that cost an NPU more than 2 % more cycles. Ethos-U recipes apply them only if they are named.
+_COSTLY_ON_NPU = ("fused_rms_norms",)
 
-#: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
+#: Element types of OCP MX blocks of 32 channels, see ``arm_backend_core.ops.block_scaled``.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
 
-#: What programs for Ethos-U are compiled for: fewest cycles, least memory, or the better of both.
+#: Optimization goals of Ethos-U programs: "performance" minimizes cycles, "size" minimizes SRAM, "auto" tries both.
 GOALS = ("auto", "performance", "size")
 
-#: How ranges follow from what calibration shows; ``arm_recipes.recipe.observers`` has the classes.
+#: Names of the observers in ``arm_recipes.recipe.observers``.
 OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
 
 _ALGORITHM_NAMES = f"a bool, or a list of names of {', '.join(ALGORITHMS + OPT_IN_ALGORITHMS)}"
@@ -226,7 +227,7 @@ OPTIONS: dict[str, Option] = {
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _is_format),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
-        Option("precisions", "int", _PRECISIONS, precisions.problem),
+        Option("precisions", "int", _PRECISIONS, precisions.find_problem),
         Option("calibration_samples", "int", _CALIBRATION, _is_calibration),
         Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
         Option("algorithms", "int", _ALGORITHM_NAMES, _is_algorithms, default=True),
@@ -241,7 +242,7 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-#: Names that options had before the first release -> today's names, for the message.
+#: Old name of an option, from before the first release -> current name, for error messages.
 RENAMED = {
     "calibration": "calibration_samples",
     "improve": "algorithms",
@@ -250,7 +251,7 @@ RENAMED = {
 
 
 def groups(recipe: str) -> frozenset[str]:
-    """Groups of options that a recipe takes."""
+    """The option groups of a recipe, by its name."""
     names = {"all"}
     if not recipe.endswith("_FP"):
         names.add("int")
@@ -266,21 +267,21 @@ def groups(recipe: str) -> frozenset[str]:
 
 
 def allowed(recipe: str) -> list[str]:
-    """Names of the options that a recipe takes, in the order of the table."""
+    """Names of the options of a recipe, in the order of ``OPTIONS``."""
     return [option.name for option in OPTIONS.values() if option.group in groups(recipe)]
 
 
 def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of a recipe, defaults filled in.
+    """Validate the options of a recipe and add the defaults.
 
     Raises:
-        ValueError: an argument is unknown to the recipe (names the nearest one), or a value is not accepted.
+        ValueError: the recipe has no such option (the message suggests the nearest name), or a value is invalid.
     """
     names = allowed(recipe)
     for name, value in given.items():
         if name not in names:
             raise ValueError(_unknown(recipe, name, names))
-        problem = OPTIONS[name].problem(value)
+        problem = OPTIONS[name].find_problem(value)
         if problem is not None:
             expects = OPTIONS[name].expects
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_short(value)}: {problem}")
@@ -304,6 +305,6 @@ def _short(value: Any) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    # Whoever has a tensor has imported PyTorch; the command line has not, and should not wait for it.
+    # If the value is a tensor, PyTorch is imported. The command line does not import PyTorch here.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Names of what a part of a model can be quantized to, and of which parts. Nothing here imports PyTorch."""
+"""Precisions of modules: the values of the option ``precisions``. No PyTorch import at import time."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 _QUANTIZED = ("A16W8", "INT8", "A8W4")
 _PER_TENSOR = "_PER_TENSOR"
-#: Left in floating point, between integers.
+#: The module stays in floating point, between quantized modules.
 FLOAT = "FP"
-#: From the most exact to the least.
+#: All precisions, from the most to the least accurate.
 NAMES = (FLOAT, *(name + end for name in _QUANTIZED for end in ("", _PER_TENSOR)))
 
 
 def allowed(recipe: str) -> tuple[str, ...]:
-    """What parts of a model can be with a recipe: floating point where the target has it beside integers."""
+    """The precisions that a recipe accepts. VGF targets compute integers and floating point, so they accept "FP"."""
     return NAMES if recipe.startswith("VGF") else NAMES[1:]
 
 
-def problem(value: Any) -> str | None:
-    """What is wrong with precisions by module; see ``options.Option``."""
+def find_problem(value: Any) -> str | None:
+    """What is wrong with a value of ``precisions``, or None; see ``options.Option.find_problem``."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -40,24 +40,25 @@ def problem(value: Any) -> str | None:
 
 
 def check(recipe: str, names: Iterable[str]) -> None:
-    """Find precisions that the recipe's target does not have.
+    """Check that the recipe's target supports the precisions.
 
     Raises:
-        ValueError: there is one.
+        ValueError: the target does not support one of them.
     """
     for name in names:
         if name not in allowed(recipe):
             raise ValueError(
-                f"{recipe}: precisions: {name!r} is for VGF recipes: the others' targets compute with integers alone "
+                f"{recipe}: precisions: {name!r} is for VGF recipes: the target of {recipe} computes integers only "
                 f"(allowed: {', '.join(allowed(recipe))})"
             )
 
 
-def config(name: str, observer: Any) -> QuantizationConfig | None:
-    """What the quantizer takes; None for floating point.
+def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:
+    """The quantizer's configuration for a precision; None for floating point.
 
     Args:
-        observer: class that finds the ranges of int8 tensors.
+        name: one of ``NAMES``.
+        observer: observer class of int8 activations.
     """
     from arm_backend_core import quantization
 
@@ -75,14 +76,21 @@ def config(name: str, observer: Any) -> QuantizationConfig | None:
     return make(per_channel, observer=observer)
 
 
-def of_recipe(recipe: str, *, per_channel: bool) -> str:
-    """The precision that a quantizing recipe gives where nothing else is said."""
+def default_precision(recipe: str, *, per_channel: bool) -> str:
+    """The precision of modules that the option ``precisions`` does not list."""
     return recipe.rsplit("_", 1)[1] + ("" if per_channel else _PER_TENSOR)
 
 
-def apply(quantizer: ArmQuantizer, everywhere: str, precisions: Mapping[str, str], observer: Any) -> None:
-    """Tell a quantizer; the precision of the module "" takes the place of ``everywhere``; ``observer`` see above."""
-    quantizer.set_global(config(precisions.get("", everywhere), observer))
+def configure_quantizer(quantizer: ArmQuantizer, everywhere: str, precisions: Mapping[str, str], observer: Any) -> None:
+    """Set the precision of each module in a quantizer.
+
+    Args:
+        quantizer: is modified.
+        everywhere: the default precision; an entry for the module "" overrides it.
+        precisions: module path -> precision.
+        observer: observer class of int8 activations.
+    """
+    quantizer.set_global(quantization_config(precisions.get("", everywhere), observer))
     for module, name in precisions.items():
         if module:
-            quantizer.set_module_name(module, config(name, observer))
+            quantizer.set_module_name(module, quantization_config(name, observer))

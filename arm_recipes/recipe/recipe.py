@@ -1,4 +1,4 @@
-"""A recipe that can be written down, and made again from what was written."""
+"""``ArmRecipe``: an ``ExportRecipe`` that remembers its options and can be saved as JSON."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from arm_recipes.recipe_types import ArmRecipeType
 
 @dataclass(repr=False)
 class ArmRecipe(ExportRecipe):
-    """What ``ExportRecipe.get_recipe`` returns for an ``ArmRecipeType``.
+    """The recipe that ``ExportRecipe.get_recipe`` returns for an ``ArmRecipeType``.
 
     Attributes:
-        options: the keyword arguments that it was made with.
-        type_name: of the ``ArmRecipeType``, for example ``ETHOSU_U85_INT8``.
+        options: the keyword arguments of the recipe.
+        type_name: name of the ``ArmRecipeType``, for example ``ETHOSU_U85_INT8``.
     """
 
     type_name: str = ""
@@ -65,7 +65,7 @@ class ArmRecipe(ExportRecipe):
         return f"ExportRecipe.get_recipe(ArmRecipeType.{self.type_name}{options})"
 
     def with_options(self, **changed: Any) -> ArmRecipe:
-        """A recipe made anew, with other values of some options.
+        """Build a new recipe with some options changed.
 
         Raises:
             ValueError: as ``get_recipe``.
@@ -75,46 +75,46 @@ class ArmRecipe(ExportRecipe):
     def to_dict(self) -> dict[str, Any]:
         """The recipe's name and options, ready for JSON.
 
-        Calibration samples, and what trains, are no text: they are left out and have to be given again.
+        ``calibration_samples`` and ``qat`` cannot be serialized: they are left out, so pass them again when loading.
         """
-        options = {name: _told(value) for name, value in self.options.items() if name not in NO_TEXT}
+        options = {name: _to_jsonable(value) for name, value in self.options.items() if name not in NOT_SERIALIZABLE}
         return {"recipe": self.type_name, "options": options}
 
     def save(self, path: str | Path) -> Path:
-        """Write ``to_dict()`` as a JSON file, which ``load_recipe`` and ``arm-recipes export --tuned`` take.
+        """Write ``to_dict()`` as a JSON file, which ``load_recipe`` and ``arm-recipes export --tuned`` read.
 
         Raises:
-            ValueError: nothing can be written there.
+            ValueError: ``path`` is not writable.
         """
         target = check_writable(path)
         write(target, json.dumps(self.to_dict(), indent=1).encode())
         return target
 
 
-#: Options that are given anew.
-NO_TEXT = frozenset({"calibration_samples", "qat"})
+#: Options that JSON cannot represent; the caller passes them again when a recipe is loaded.
+NOT_SERIALIZABLE = frozenset({"calibration_samples", "qat"})
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
-    """The recipe of an ``ArmRecipeType``, by its name. The provider must be registered.
+    """Build the recipe of an ``ArmRecipeType``, by its name. The provider must be registered.
 
     Raises:
-        ValueError: as ``ExportRecipe.get_recipe``; or there is no recipe of that name.
+        ValueError: as ``ExportRecipe.get_recipe``, or there is no recipe with that name.
     """
     name = recipe_name(name)
     return cast(ArmRecipe, ExportRecipe.get_recipe(ArmRecipeType[name], **options))
 
 
-def recipe_of(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
-    """A recipe of these parts, which are ``ExportRecipe``'s fields."""
+def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
+    """Build an ``ArmRecipe``; ``parts`` are fields of ``ExportRecipe``."""
     return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **parts)
 
 
-def _told(value: Any) -> Any:
+def _to_jsonable(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _told(item) for key, item in value.items()}
+        return {str(key): _to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    return [_told(item) for item in value] if isinstance(value, (list, tuple)) else value
+    return [_to_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value

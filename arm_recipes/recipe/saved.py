@@ -1,4 +1,4 @@
-"""Reads recipes that were written down. The command line reads them too, so nothing here imports PyTorch."""
+"""Reader of saved recipes. The command line uses it, so this module does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from arm_recipes.recipe.targets import recipe_name
 
 
 def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and options of a recipe that was written down.
+    """Read the name and the options of a saved recipe.
+
+    Args:
+        source: path of the JSON file, or the dict.
 
     Raises:
-        ValueError: it is no such thing; the message says what is wrong.
+        ValueError: ``source`` is not a saved recipe; the message says what is wrong.
     """
-    what, found = "the recipe", source
+    what, content = "the recipe", source
     if not isinstance(source, Mapping):
         what = f"'{source}'"
         try:
-            found = json.loads(Path(source).expanduser().read_text())
+            content = json.loads(Path(source).expanduser().read_text())
         except OSError as error:
             raise ValueError(f"{what} cannot be read: {error.strerror}") from error
         except ValueError as error:
-            raise ValueError(f"{what} is no JSON file: {error}") from error
-    if not isinstance(found, Mapping) or not isinstance(found.get("recipe"), str):
-        raise ValueError(f'{what} is no recipe: it must have the form {{"recipe": NAME, "options": {{...}}}}')
-    options = found.get("options", {})
+            raise ValueError(f"{what} is not a JSON file: {error}") from error
+    if not isinstance(content, Mapping) or not isinstance(content.get("recipe"), str):
+        raise ValueError(f'{what} is not a recipe: it must have the form {{"recipe": NAME, "options": {{...}}}}')
+    options = content.get("options", {})
     if not isinstance(options, Mapping):
         raise ValueError(f"{what}: options must be a dict, not {type(options).__name__}")
-    return recipe_name(found["recipe"]), dict(options)
+    return recipe_name(content["recipe"]), dict(options)

@@ -1,4 +1,4 @@
-"""What each recipe compiles for, by its name. The command line reads it too, so nothing here imports PyTorch."""
+"""Compile specs of the recipes, by recipe name. The command line uses it: no PyTorch import at import time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
 
 Options = dict[str, Any]
-#: A stream for the NPU's own driver on Linux, with regions for inputs and outputs.
+#: Vela flags for Direct Drive: a COP2 command stream for the NPU's Linux driver, with regions for inputs and outputs.
 _DIRECT_DRIVE = ("--cop-format=COP2", "--separate-io-regions")
 _DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE)
 
@@ -41,61 +41,65 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
             optimise=_goal(given["optimise"], flags),
         )
         budget = given["sram_budget"]
-        spec.sram_budget = None if budget is None else options.byte_count(budget)
+        spec.sram_budget = None if budget is None else options.parse_bytes(budget)
         return spec
 
     return build
 
 
 def _goal(optimise: str, flags: Sequence[str]) -> str:
-    """What Vela optimises for; where a flag says so, "auto" leaves it to the flag.
+    """Vela's optimization goal. With "auto", an ``--optimise`` flag in ``extra_flags`` decides.
 
     Raises:
-        ValueError: both say it.
+        ValueError: ``optimise`` and ``extra_flags`` both set the goal.
     """
     named = [flag for flag in flags if flag.startswith(("--optimise", "--optimize"))]
     if named and optimise != "auto":
-        raise ValueError(f"optimise={optimise!r}: extra_flags say it too, with {named[0]!r}; leave one of them out")
+        raise ValueError(f"optimise={optimise!r}: extra_flags also set it, with {named[0]!r}; remove one of them")
     return "performance" if named else optimise
 
 
 def _vela_flags(given: Options) -> list[str]:
-    """Flags of the user's, and those for Direct Drive, where the CPU hands the commands to the NPU itself.
+    """Vela flags: the user's ``extra_flags`` and the flags of Direct Drive.
+
+    With Direct Drive, the application CPU submits the command stream to the NPU.
 
     Raises:
-        ValueError: both say what kind of stream to write.
+        ValueError: ``extra_flags`` contain a flag that Direct Drive sets.
     """
     flags = list(given["extra_flags"] or [])
     if not given.get("direct_drive"):
         return flags
     for flag in flags:
         if flag.startswith(_DIRECT_DRIVE_NAMES):
-            raise ValueError(f"direct_drive=True sets {' and '.join(_DIRECT_DRIVE_NAMES)}: leave {flag!r} out")
+            raise ValueError(f"direct_drive=True sets {' and '.join(_DIRECT_DRIVE_NAMES)}: remove {flag!r}")
     return [*flags, *_DIRECT_DRIVE]
 
 
 def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
-    return TosaCompileSpec(_extended(tosa_spec, given))
+    return TosaCompileSpec(_with_extensions(tosa_spec, given))
 
 
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    extended = _extended(tosa_spec, given)
+    extended = _with_extensions(tosa_spec, given)
     if "mxfp" in extended.split("+"):
-        raise ValueError("extensions: the VGF converter takes no block-scaled types ('mxfp'); TOSA_FP does")
+        raise ValueError("extensions: the VGF converter does not support block-scaled types ('mxfp'); use TOSA_FP")
     if "controlflow" in extended.split("+"):
-        raise ValueError("extensions: the VGF converter takes no control flow ('cf'); torch.cond runs without it")
+        raise ValueError(
+            "extensions: the VGF converter does not support control flow ('cf'); torch.cond runs without it"
+        )
     return VgfCompileSpec(extended)
 
 
-def _extended(tosa_spec: str, given: Options) -> str:
-    """With the extensions that the user adds.
+def _with_extensions(tosa_spec: str, given: Options) -> str:
+    """The TOSA specification string with the user's extensions added.
 
     Raises:
-        ValueError: TOSA has none of that name.
+        ValueError: TOSA has no extension with that name.
     """
     from arm_backend_core.targets.target import EXTENSIONS, SYNONYMS
 
@@ -112,12 +116,12 @@ def _extended(tosa_spec: str, given: Options) -> str:
 _U55 = _ethos_u("ethos-u55", 128)
 _U65 = _ethos_u("ethos-u65", 256)
 _U85 = _ethos_u("ethos-u85", 256)
-# int16 is needed in INT8 recipes too: softmax and layer_norm keep int16 tables and intermediates inside.
+# INT8 recipes need int16 too: softmax and layer_norm use int16 tables and intermediates.
 _INT = "TOSA-1.0+INT+int16"
-# VGF runs what quantization left in floating point too.
+# VGF also runs the operators that quantization leaves in floating point.
 _MIXED = "TOSA-1.0+INT+FP+int16"
 
-#: What a recipe compiles for, by its name: its options -> a compile spec. The recipes that are supported are the keys.
+#: Recipe name -> function from the options to a compile spec. The keys are the supported recipes.
 SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U55_INT8": _U55,
     "ETHOSU_U65_INT8": _U65,
@@ -140,10 +144,10 @@ SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
 
 
 def recipe_name(given: str) -> str:
-    """The name of a recipe that is written in any case, with ``-`` or ``_``.
+    """Normalize the name of a recipe: any case, ``-`` or ``_``.
 
     Raises:
-        ValueError: there is none; the message names the nearest.
+        ValueError: there is no such recipe; the message suggests the nearest name.
     """
     name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
     if name in SPECS:

@@ -1,6 +1,6 @@
-"""Types of the recipes' options, for completion and type checkers; ``options.OPTIONS`` checks them at run time.
+"""Typed dicts of the recipe options, for completion and type checkers; ``options.OPTIONS`` validates at run time.
 
-``tests/recipes/test_options.py`` compares both: each type has the options that its recipes take.
+``tests/recipes/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-#: What integer recipes quantize to: weights and activations.
+#: Precision of activations and weights of quantizing recipes.
 IntPrecision = Literal["INT8", "A8W4", "A16W8"]
 Precision = Literal["FP", "INT8", "A8W4", "A16W8"]
-#: A number of bytes, or a text such as ``512KiB``.
+#: A number of bytes, or a string such as ``512KiB``.
 Bytes = int | str
 
 

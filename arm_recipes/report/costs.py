@@ -1,4 +1,4 @@
-"""What the report says of layers and memory, as headings with lines."""
+"""Report sections for layer costs and memory usage."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from arm_recipes._internal.rendering import Section, format_bytes
 from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
 
-#: Layers, and tensors, that the printed report has.
+#: Number of layers and of tensors in the printed report.
 _COSTLIEST, _LARGEST = 8, 5
 _COLUMNS = 48
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def layer_sections(layers: Sequence[LayerCost], of: str) -> Iterator[Section]:
-    """The costliest layers of a method, and what is put in between; ``of`` ends the headings."""
+    """The costliest layers of a method, and the operations that the compiler inserted; ``of`` ends the headings."""
     total = sum(cost.cycles for cost in layers)
     computing = [cost for cost in layers if cost.kind == "layer"]
     costliest = sorted(computing, key=lambda cost: -cost.cycles)[:_COSTLIEST]
@@ -24,13 +24,13 @@ def layer_sections(layers: Sequence[LayerCost], of: str) -> Iterator[Section]:
         covered = sum(cost.share for cost in costliest)
         heading = f"Costliest layers{of}: {len(costliest)} of {len(computing)}, {covered:.0%} of {total:,} cycles"
         yield heading, [_HEAD, *map(_layer_row, costliest)]
-    between = _between([cost for cost in layers if cost.kind != "layer"])
+    between = _inserted_rows([cost for cost in layers if cost.kind != "layer"])
     if between:
         share = sum(cost.share for cost in layers if cost.kind != "layer")
-        yield f"Inserted between layers{of}: {share:.1%} of the cycles", between
+        yield f"Inserted operations{of}: {share:.1%} of the cycles", between
 
 
-_HEAD = ("cycles", "share", "of the MACs", "read", "written", "bound by", "module", "line")
+_HEAD = ("cycles", "share", "MAC util.", "read", "written", "bound by", "module", "line")
 
 
 def _layer_row(cost: LayerCost) -> tuple[str, ...]:
@@ -46,8 +46,8 @@ def _layer_row(cost: LayerCost) -> tuple[str, ...]:
     )
 
 
-def _between(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
-    """Those that are there for one reason as one line."""
+def _inserted_rows(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
+    """One row per kind and reason, most cycles first."""
     groups: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         groups.setdefault((cost.kind, cost.reason), []).append(cost)
@@ -62,7 +62,7 @@ def _between(costs: Sequence[LayerCost]) -> list[tuple[str, ...]]:
 
 
 def memory_sections(memories: Sequence[MemoryOverTime], of: str) -> Iterator[Section]:
-    """Each working memory of a method over time, and what is in it when most is in use."""
+    """The usage of each working memory of a method over time, and its live tensors at the peak."""
     for used in memories:
         peak = max(used.moments, key=lambda moment: moment.bytes)
         rows: list[tuple[str, ...]] = [("over time", "", "", _bars([moment.bytes for moment in used.moments]))]
@@ -74,12 +74,12 @@ def memory_sections(memories: Sequence[MemoryOverTime], of: str) -> Iterator[Sec
             rows.append((format_bytes(rest), f"in {len(used.peak) - _LARGEST} more", "", ""))
         where = peak.module or "the model"
         total = format_bytes(used.bytes)
-        heading = f"{used.memory.upper()} of {used.delegate}{of} over time: {total}, most in use in {where}"
+        heading = f"{used.memory.upper()} of {used.delegate}{of} over time: {total}, peak in {where}"
         yield heading, rows
 
 
 def _bars(values: Sequence[int]) -> str:
-    """A bar for each value, or for the largest of its neighbours where there are many."""
+    """A bar chart of at most ``_COLUMNS`` characters; each bar is the maximum of its values."""
     most = max(values) or 1
     count = min(len(values), _COLUMNS)
     edges = [i * len(values) // count for i in range(count + 1)]

@@ -1,4 +1,4 @@
-"""Memory over time: what lies in the working memory of an Ethos-U while each operation runs, as Vela placed it."""
+"""Memory usage over time: live tensors in the working memory of an Ethos-U at each operation, as allocated by Vela."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from arm_backend_core.backends.ethosu_weights import WEIGHT_COPY_USAGE
-from arm_recipes.report.layers import Traced, Unit
+from arm_recipes.report.layers import DelegateTrace, Unit
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import TensorAllocation
     from arm_backend_core.events import Delegate
 
-#: Vela's names for buffers of weights end in the number of the operation that reads them.
+#: Vela's names of weight buffers end in the index of the operation that reads them.
 _BUFFER = re.compile(r"_op(\d+)$")
 _CASCADE = "OpCascade"
 
@@ -25,10 +25,11 @@ class LiveTensor:
     """A tensor in working memory.
 
     Attributes:
-        name: in the TOSA graph; of a buffer that weights are copied to, Vela's own.
+        name: name in the TOSA graph, or Vela's name of a weight buffer.
         kind: "input" of the delegate, "result" of an operation, or buffer for "weights".
-        module, source: of the model: what computes it, or reads the weights; empty for inputs.
-        bytes: that it takes there, of its rows only where they are written and read in turns.
+        module: module that computes the tensor or reads the weights; empty for inputs.
+        source: source line that computes the tensor or reads the weights; empty for inputs.
+        bytes: allocated bytes; in a cascade, those of the rolling buffer only.
     """
 
     name: str
@@ -39,18 +40,19 @@ class LiveTensor:
 
     @property
     def where(self) -> str:
-        """The module, or what stands for it."""
+        """The module's path, or the name of an input."""
         return self.name if self.kind == "input" else self.module or "(model)"
 
 
 @dataclass(frozen=True)
 class Moment:
-    """The memory while an operation runs.
+    """Memory usage while one operation runs.
 
     Attributes:
-        tensor: the operation's result, by its name in the TOSA graph.
-        module, source: of the model.
-        bytes: in use, buffers for the next operation's weights among them. Tensors that share bytes count once.
+        tensor: name of the operation's result in the TOSA graph.
+        module: module of the operation.
+        source: source line of the operation.
+        bytes: bytes in use, including weight buffers of the next operation. Overlapping tensors count once.
     """
 
     tensor: str
@@ -61,14 +63,16 @@ class Moment:
 
 @dataclass(frozen=True)
 class MemoryOverTime:
-    """One memory in one inference of a delegate.
+    """Usage of one memory in one inference of a delegate.
 
     Attributes:
-        memory: Vela's name of it: "Sram", or "Dram" where the NPU works in both.
-        moments: for each operation, in the order in which they run.
-        bytes: that the memory must have for it: up to the last byte of any tensor.
-        peak: tensors that are there when most is in use, the largest first.
-        peak_bytes: in use then; less than ``bytes`` where gaps are left between tensors.
+        method: method of the delegate.
+        delegate: name of the delegate.
+        memory: Vela's name of the memory: "Sram", or also "Dram" if the NPU works in both.
+        moments: usage at each operation, in execution order.
+        bytes: required size of the memory: the largest end address of a tensor.
+        peak: live tensors at peak usage, the largest first.
+        peak_bytes: bytes in use at the peak; less than ``bytes`` because of fragmentation.
     """
 
     method: str
@@ -81,16 +85,16 @@ class MemoryOverTime:
 
 
 def method_memory(method: str, delegates: Iterable[Delegate]) -> tuple[MemoryOverTime, ...]:
-    """Every working memory of all Ethos-U delegates of a method."""
+    """Usage of every working memory of all Ethos-U delegates of a method."""
     found: list[MemoryOverTime] = []
     for delegate in delegates:
         if delegate.vela is not None:
-            found += _Tenants(Traced(method, delegate)).memories()
+            found += _MemoryTimeline(DelegateTrace(method, delegate)).memories()
     return tuple(found)
 
 
-class _Tenants:
-    def __init__(self, traced: Traced) -> None:
+class _MemoryTimeline:
+    def __init__(self, traced: DelegateTrace) -> None:
         self.traced, self.vela = traced, traced.vela
         self.units = list(traced.units())
         self.times = list(self._times())
@@ -98,8 +102,8 @@ class _Tenants:
     def memories(self) -> Iterator[MemoryOverTime]:
         for memory in dict.fromkeys(placed.memory for placed in self.vela.placed):
             placed = [tensor for tensor in self.vela.placed if tensor.memory == memory]
-            alive = _alive(placed)
-            uses = list(map(_used, alive))
+            alive = _live_tensors(placed)
+            uses = list(map(_bytes_in_use, alive))
             peak = max(range(len(uses)), key=uses.__getitem__)
             there = sorted(alive[peak], key=lambda tensor: -tensor.bytes)
             yield MemoryOverTime(
@@ -122,7 +126,7 @@ class _Tenants:
         return (origin.module, origin.source) if origin is not None else ("", "")
 
     def _times(self) -> Iterator[int]:
-        """When each unit runs: two moments later than the one before, but for those of a cascade."""
+        """The time of each unit on Vela's clock: two ticks after the previous unit, except within a cascade."""
         starts: dict[str, int] = {}
         cascades = set()
         for tensor in self.vela.placed:
@@ -132,10 +136,10 @@ class _Tenants:
                 cascades.add(tensor.start)
         now = -2
         for unit in self.units:
-            told = max((starts[row.tensor] for row in unit.rows if row.tensor in starts), default=-1)
-            if told > now or (told == now and now in cascades):
-                now = told
-            elif now not in cascades or told >= 0:  # its result lies where an older one did
+            first_tick = max((starts[row.tensor] for row in unit.rows if row.tensor in starts), default=-1)
+            if first_tick > now or (first_tick == now and now in cascades):
+                now = first_tick
+            elif now not in cascades or first_tick >= 0:  # the result reuses the address of an older tensor
                 now += 2
             yield now
 
@@ -147,12 +151,12 @@ class _Tenants:
             return LiveTensor(tensor.name, "weights", *self._origin(self.units[int(buffer[1])]), tensor.bytes)
         kind: Literal["result", "weights"] = "weights" if tensor.usage == WEIGHT_COPY_USAGE else "result"
         named = (unit for unit in self.units if tensor.name in {row.tensor for row in unit.rows})
-        running = self.units[bisect.bisect_right(self.times, tensor.start) - 1]  # for what Vela puts in between
+        running = self.units[bisect.bisect_right(self.times, tensor.start) - 1]  # for tensors that Vela inserts
         return LiveTensor(tensor.name, kind, *self._origin(next(named, running)), tensor.bytes)
 
 
-def _alive(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
-    """The tensors that are there at each moment."""
+def _live_tensors(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
+    """The live tensors at each tick of Vela's clock."""
     alive: list[list[TensorAllocation]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
     for tensor in placed:
         for there in alive[tensor.start : tensor.end + 1]:
@@ -160,8 +164,8 @@ def _alive(placed: Sequence[TensorAllocation]) -> list[list[TensorAllocation]]:
     return alive
 
 
-def _used(alive: Sequence[TensorAllocation]) -> int:
-    """Bytes of tensors, those that share some counted once."""
+def _bytes_in_use(alive: Sequence[TensorAllocation]) -> int:
+    """Bytes that tensors occupy; overlapping bytes count once."""
     used, end = 0, 0
     for tensor in sorted(alive, key=lambda tensor: tensor.address):
         stop = tensor.address + tensor.bytes

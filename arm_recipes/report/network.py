@@ -1,4 +1,4 @@
-"""The network of a delegate as nodes and links: layers of the model, and the tensors that go from one to another."""
+"""Layer graph of a delegate: layers of the model as nodes, and the tensors between them as links."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Node:
-    """A line of a module; or, without operators, an input or output of the delegate."""
+    """A source line of a module; without operators, an input or output of the delegate."""
 
     module: str
     source: str
@@ -25,11 +25,15 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
-    """Nodes, with what they cost, and links, with their bytes, ready for JSON; None where operators hold graphs.
+def build_network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+    """The layer graph, ready for JSON: nodes with their costs, links with their bytes.
 
     Args:
-        costs: layers of this delegate, for an Ethos-U.
+        delegate: the delegate.
+        costs: costs of its layers, for an Ethos-U.
+
+    Returns:
+        the graph; None if TOSA operators contain nested graphs (control flow).
     """
     graph = read_graph(memoryview(delegate.tosa))
     if len(graph.operators) != len(delegate.tosa_operators):
@@ -60,26 +64,26 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | 
     return {
         "name": delegate.name,
         "backend": delegate.backend,
-        "nodes": [_told(node, by_place.get(key, [])) for key, node in nodes.items()],
+        "nodes": [_node_dict(node, by_place.get(key, [])) for key, node in nodes.items()],
         "links": [[place[a], place[b], max(count, 1)] for (a, b), count in links.items()],
     }
 
 
 def _ends(side: str, tensors: Iterable[BoundaryTensor]) -> list[tuple[str, str]]:
-    """Keys of nodes for what enters or leaves a delegate."""
+    """Node keys of the inputs or outputs of a delegate."""
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 
-def line(source: str) -> str:
-    """A line of an installed package by its place in that, as a page has no room for where packages are."""
+def short_source(source: str) -> str:
+    """A source line without the path of ``site-packages``, to save space on the page."""
     return source.rpartition("/site-packages/")[2]
 
 
-def _told(node: _Node, costs: Iterable[LayerCost]) -> dict[str, Any]:
+def _node_dict(node: _Node, costs: Iterable[LayerCost]) -> dict[str, Any]:
     costs = list(costs)
     return {
         "module": node.module,
-        "source": line(node.source),
+        "source": short_source(node.source),
         "operators": list(node.operators),
         "tosa": [f"{count} x {kind}" if count > 1 else kind for kind, count in node.tosa.items()],
         "cycles": sum(cost.cycles for cost in costs) if costs else None,

@@ -37,7 +37,7 @@ function add(parent, tag, text, more) {
   return made;
 }
 
-// -- the network: what is folded is one node ---------------------------------------------------------------------
+// -- layer graph: a folded module is one node --------------------------------------------------------------------
 
 function ancestors(module) {
   const parts = module ? module.split(".") : [];
@@ -46,7 +46,7 @@ function ancestors(module) {
 
 function network(place, graph) {
   const picture = place.querySelector(".picture"), facts = place.querySelector(".facts");
-  const members = new Map(); // of each module its nodes
+  const members = new Map(); // module -> indices of its nodes
   graph.nodes.forEach((node, i) => ancestors(node.module).forEach((m) => {
     if (!members.has(m)) members.set(m, []);
     members.get(m).push(i);
@@ -57,7 +57,7 @@ function network(place, graph) {
   const total = graph.nodes.reduce((sum, node) => sum + (node.cycles || 0), 0);
   let groups = [];
 
-  function unfoldTo(most) { // level by level, as far as the picture stays readable
+  function unfoldTo(most) { // unfold level by level, up to `most` visible nodes
     for (let depth = 0; ; depth++) {
       const next = [...members.keys()].filter((m) => foldable(m) && m.split(".").length === depth + 1);
       if (!next.length) return;
@@ -78,7 +78,7 @@ function network(place, graph) {
     const cycles = groups.map((key) => inside(key).reduce((sum, i) => sum + (graph.nodes[i].cycles || 0), 0));
     const most = Math.max(...cycles, 1), c = colours();
     const ends = [...links.keys()].map((key) => key.split(">").map(Number));
-    // A new picture: react fades the old one's layers out, and they stay in a page that is printed meanwhile.
+    // newPlot, not react: react fades out the old layers, which would remain on a page that is printed meanwhile.
     Plotly.newPlot(picture, [{
       type: "sankey", arrangement: "snap",
       node: {
@@ -98,7 +98,7 @@ function network(place, graph) {
     });
   }
 
-  function depth(size, ends) { // nodes on the longest way
+  function depth(size, ends) { // number of nodes on the longest path
     const to = Array.from({ length: size }, () => []);
     ends.forEach(([a, b]) => to[a].push(b));
     const known = new Array(size).fill(0);
@@ -107,7 +107,7 @@ function network(place, graph) {
   }
 
   const inside = (key) => (typeof key === "string" ? members.get(key) : [key]);
-  const short = (module) => { // names stand close together: the end of a long one, from a dot on
+  const short = (module) => { // labels are close together: keep the end of a long name, from a dot on
     if (module.length <= 18) return module;
     const end = module.slice(-18);
     return "…" + end.slice(Math.max(end.indexOf("."), 0));
@@ -149,7 +149,7 @@ function network(place, graph) {
   drawn.push(draw);
 }
 
-// -- the other pictures ------------------------------------------------------------------------------------------
+// -- the other charts --------------------------------------------------------------------------------------------
 
 function pictures(name, draw) {
   const place = document.getElementById(name);
@@ -168,7 +168,7 @@ pictures("costs", (place) => {
     y: rows.map((r, i) => `${r.name}${r.kind === "layer" ? "" : " (" + r.kind + ")"}<span style="display:none">${i}</span>`),
     marker: { color: rows.map((r) => (r.kind !== "layer" ? "#b4539b" : r.bound === "memory" ? "#d05428" : bright)) },
     customdata: rows.map((r) => [percent(r.share), percent(r.utilization), r.bound, r.source, r.reason]),
-    hovertemplate: "%{x:,} cycles, %{customdata[0]}<br>MACs used: %{customdata[1]}<br>bound by %{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
+    hovertemplate: "%{x:,} cycles, %{customdata[0]}<br>MAC utilization: %{customdata[1]}<br>bound by %{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
   }], layout({ height: 60 + 22 * rows.length, xaxis: { title: { text: "cycles (Vela)" } } }), config);
 });
 

@@ -1,6 +1,6 @@
-"""``Report.page``: one file with everything that is known of an export, which asks nothing of any network.
+"""HTML report page, ``Report.page``: one self-contained file that loads nothing from a network.
 
-Pictures are Plotly's, whose library is in the file. Without JavaScript the tables are there.
+Charts use Plotly, whose library is embedded. Without JavaScript, the tables remain.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.rendering import Section, as_html, format_bytes
-from arm_recipes.report.network import line, network
+from arm_recipes.report.network import build_network, short_source
 
 if TYPE_CHECKING:
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import LiveTensor, MemoryOverTime
     from arm_recipes.report.record import ExportRecord
 
-_LIVE = ("bytes", "what", "layer", "line")
-_LAYERS = ("layer", "line", "cycles", "share", "MACs", "MACs used", "read", "written", "bound by", "what")
+_LIVE = ("bytes", "kind", "layer", "line")
+_LAYERS = ("layer", "line", "cycles", "share", "MACs", "MAC util.", "read", "written", "bound by", "operators")
 
 
 class ErrorSummary(Protocol):
@@ -41,11 +41,11 @@ class LayerAccuracy(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the node in the captured program."""
+        """Name of the node in the captured program."""
 
     @property
     def module(self) -> str:
-        """Path of the submodule."""
+        """Path of the module."""
 
     @property
     def operator(self) -> str:
@@ -61,7 +61,7 @@ class LayerAccuracy(Protocol):
 
     @property
     def own(self) -> ErrorSummary | None:
-        """Error that the layer itself adds, if it is known."""
+        """Error that the layer itself adds; None if it is unknown."""
 
 
 class ComparisonRecord(Protocol):
@@ -69,15 +69,15 @@ class ComparisonRecord(Protocol):
 
     @property
     def method(self) -> str:
-        """Its name."""
+        """Name of the method."""
 
     @property
     def program(self) -> str:
-        """What was compared."""
+        """Description of the program that was compared."""
 
     @property
     def reference(self) -> str:
-        """What it was compared with."""
+        """Description of the reference."""
 
     @property
     def sqnr(self) -> float:
@@ -85,15 +85,15 @@ class ComparisonRecord(Protocol):
 
     @property
     def layers(self) -> Sequence[LayerAccuracy]:
-        """In the order of the program."""
+        """Layers in program order."""
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines."""
+        """Sections of the comparison."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page: ``save`` it, or let a notebook show it.
+    """An HTML page: ``save`` it, or show it in a notebook.
 
     Attributes:
         text: the HTML file.
@@ -102,17 +102,17 @@ class Page:
     text: str
 
     def save(self, path: str | Path) -> Path:
-        """Write it.
+        """Write the page.
 
         Raises:
-            ValueError: nothing can be written at ``path``; the message says why.
+            ValueError: ``path`` is not writable; the message says why.
         """
         target = check_writable(path)
         write(target, self.text.encode())
         return target
 
     def _repr_html_(self) -> str:
-        # In a frame of its own: its styles and names are not the notebook's.
+        # An iframe isolates its styles and names from the notebook.
         return f'<iframe srcdoc="{html.escape(self.text)}" style="width: 100%; height: 900px; border: 0"></iframe>'
 
     def __repr__(self) -> str:
@@ -120,14 +120,16 @@ class Page:
 
 
 def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) -> Page:
-    """See ``Report.page``."""
+    """Build the page; see ``Report.page``."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
     pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
     made = [
-        network(delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)])
+        build_network(
+            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)]
+        )
         for name, delegate in pairs
     ]
     networks = [graph for graph in made if graph is not None]
@@ -135,7 +137,7 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         "networks": networks,
         "layers": [_cost(cost) for cost in report.layers],
         "memory": [_memory(report, used) for used in report.memory],
-        "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
+        "accuracy": [{"layers": [_gap(layer) for layer in comparison.layers]} for comparison in comparisons],
     }
     text = Template(_resource("page.html")).substitute(
         title=html.escape(f"{report.recipe}: report"),
@@ -167,8 +169,8 @@ def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Ite
         yield "flash", format_bytes(sum(vela.flash_bytes for vela in velas))
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
-    for told in comparisons:
-        yield f"SQNR of '{told.method}'", f"{told.sqnr:.1f} dB"
+    for comparison in comparisons:
+        yield f"SQNR of '{comparison.method}'", f"{comparison.sqnr:.1f} dB"
     yield "export", f"{report.total_seconds:.1f} s"
 
 
@@ -176,30 +178,32 @@ def _body(
     report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[str]:
     if report.layers:
-        yield _heading("Cycles by layer", "The 25 that cost most, by Vela's estimate: what waits for memory is orange.")
+        yield _heading("Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange.")
         yield '<div id="costs"></div>'
-        yield _heading("Cycles by module", "Click a module to see what is in it, its head to go back.")
+        yield _heading("Cycles by module", "Click a module to zoom in, and its header to zoom out.")
         yield '<div id="modules"></div>'
         yield f"<details><summary>All layers</summary>{_table(_LAYERS, map(_row, report.layers))}</details>"
     for number, graph in enumerate(networks):
         yield _heading(
             f"Network: {graph['name']}",
-            "What goes from layer to layer, as wide as its bytes; the darker a layer, the more cycles it takes. "
-            "Click one for its facts.",
+            "Tensors between layers; the width shows the bytes. Darker layers take more cycles. "
+            "Click a layer for details.",
         )
         yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
         yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
     for number, used in enumerate(report.memory):
         yield _heading(
             f"{used.memory.upper()} of {used.delegate} over time",
-            f"In use while each operation runs. The memory must have {format_bytes(used.bytes)}. Below are the tensors "
-            "in it at the peak.",
+            f"Bytes in use at each operation. Required size: {format_bytes(used.bytes)}. The table lists the live "
+            "tensors at the peak.",
         )
         yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
-    for number, told in enumerate(comparisons):
-        yield _heading(f"Accuracy of '{told.method}' by layer", f"{told.program} against {told.reference}.")
-        yield f'<div id="accuracy{number}"></div>{_sections(told.sections())}'
-    yield _heading("Everything else", "")
+    for number, comparison in enumerate(comparisons):
+        yield _heading(
+            f"Accuracy of '{comparison.method}' by layer", f"{comparison.program} against {comparison.reference}."
+        )
+        yield f'<div id="accuracy{number}"></div>{_sections(comparison.sections())}'
+    yield _heading("Full report", "")
     yield _sections(report.sections())
 
 
@@ -222,7 +226,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _row(cost: LayerCost) -> tuple[str, ...]:
     return (
         cost.name,
-        line(cost.source),
+        short_source(cost.source),
         f"{cost.cycles:,}",
         f"{cost.share:.1%}",
         f"{cost.macs:,}",
@@ -238,20 +242,20 @@ def _cost(cost: LayerCost) -> dict[str, Any]:
     names = ("name", "module", "kind", "cycles", "share", "utilization", "bound", "reason")
     return {name: getattr(cost, name) for name in names} | {
         "operators": list(cost.operators),
-        "source": line(cost.source),
+        "source": short_source(cost.source),
     }
 
 
 def _live(tensor: LiveTensor) -> tuple[str, ...]:
-    return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
+    return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, short_source(tensor.source)
 
 
 def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
-    """``limit``: of the SRAM that the memory mode grants."""
+    """Usage of one memory for the chart; ``limit`` is the SRAM limit of the memory mode."""
     velas = [d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)]
     limit = velas[0].sram_limit if velas and velas[0] is not None and used.memory == "Sram" else None
     moments = used.moments
-    # A limit far above would leave nothing to see.
+    # A limit far above the usage would flatten the chart.
     shown = limit is not None and limit < 4 * used.bytes
     return {
         "limit": limit if shown else None,
@@ -261,8 +265,10 @@ def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
 
 
 def _gap(layer: LayerAccuracy) -> dict[str, Any]:
-    told = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {"source": line(layer.source)}
-    return told | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
+    row = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {
+        "source": short_source(layer.source)
+    }
+    return row | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
 
 
 def _finite(value: float) -> float | None:

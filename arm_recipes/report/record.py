@@ -1,4 +1,4 @@
-"""The record of an export: methods, delegates, operators on the CPU, quantization, and how it is read off a program."""
+"""Export record: methods, delegates, CPU operators and quantization of a program, and how they are extracted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arm_recipes.report.costs import layer_sections, memory_sections
 from arm_recipes.report.layers import method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 
 if TYPE_CHECKING:
     import torch
@@ -25,20 +25,21 @@ if TYPE_CHECKING:
     from arm_recipes.report.memory import MemoryOverTime
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
-#: What the memory of an Ethos-U's base addresses holds.
+#: Contents of the memory regions of an Ethos-U, by base address number.
 _REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
-#: Layers that the printed report has of each delegate.
+#: Number of measured layers of each delegate in the printed report.
 _COSTLIEST = 5
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a method is quantized.
+    """The quantization of a method.
 
     Attributes:
-        activations, weights: number of quantized tensors by what they hold, for example ``int8 per channel``.
-        samples: that calibrated it; None if the program came quantized.
-        sqnr: dB of each floating-point result over the noise that rounding adds to it, on the last of these samples.
+        activations: type -> number of quantized activations.
+        weights: type, for example ``int8 per channel`` -> number of quantized constants.
+        samples: number of calibration samples; None if the model was already quantized.
+        sqnr: floating-point output -> signal-to-quantization-noise ratio in dB, on the last calibration sample.
     """
 
     activations: dict[str, int]
@@ -52,11 +53,15 @@ class MethodReport:
     """One method of the program.
 
     Attributes:
-        delegates: in program order.
-        other_delegates: backend id -> number of delegates that another backend made (combined recipes).
-        boundary: operators around the delegates that only convert types, by name.
+        name: the method's name.
+        inputs: tensors that the program takes.
+        outputs: tensors that the program returns.
+        delegates: delegates of this package, in program order.
+        other_delegates: backend id -> number of delegates of another backend (combined recipes).
+        boundary: name -> count of operators outside the delegates that only convert types or memory formats.
         cpu_operators: every other operator outside the delegates.
-        not_runnable: operators outside the delegates that ExecuTorch's library cannot execute, and why.
+        quantization: the quantization; None for a floating-point method.
+        not_runnable: CPU operators that ExecuTorch's kernel library cannot execute, with the reason.
     """
 
     name: str
@@ -75,12 +80,14 @@ class ExportRecord(Renderable):
     """The record of one export.
 
     Attributes:
+        recipe: name of the recipe.
+        methods: the methods of the program.
         program_bytes: size of the ``.pte``.
-        seconds: wall-clock time per stage, by ExecuTorch's stage names.
-        notes: what else the user should know, one sentence each.
-        measured: with ``verify``, what the program of each Ethos-U delegate did in one execution, by its name
-            (and method, where there are several).
-        cached: whether the program was taken from ``cache_dir``, where an earlier export had put it.
+        seconds: stage -> wall-clock time, by ExecuTorch's stage names.
+        notes: further notes for the user, one sentence each.
+        measured: with ``verify``, emulator counts of one execution of each Ethos-U delegate, by its name (and method,
+            if there are several).
+        cached: whether the program was taken from ``cache_dir``.
     """
 
     recipe: str
@@ -103,21 +110,21 @@ class ExportRecord(Renderable):
 
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
-        """What each layer of the model costs on Ethos-U, all methods, in the order in which they run."""
+        """Costs of each layer on Ethos-U, for all methods, in execution order."""
         return tuple(cost for method in self.methods for cost in method_layers(method.name, method.delegates))
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
-        """What lies in the working memories of each Ethos-U delegate while each operation runs."""
+        """Usage of the working memories of each Ethos-U delegate over time."""
         return tuple(used for method in self.methods for used in method_memory(method.name, method.delegates))
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:
-        """Operators on the CPU of all methods, boundary conversions not counted."""
+        """CPU operators of all methods, without boundary conversions."""
         return tuple(operator for method in self.methods for operator in method.cpu_operators)
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as dicts, lists, str and numbers, ready for JSON; flatbuffers by their size."""
+        """The record as dicts, lists, strings and numbers, ready for JSON; flatbuffers are replaced by their size."""
         return {
             "recipe": self.recipe,
             "program_bytes": self.program_bytes,
@@ -131,7 +138,7 @@ class ExportRecord(Renderable):
         }
 
     def sections(self) -> Iterator[Section]:
-        """Headings with their lines, for text and HTML."""
+        """Sections of the report, for text and HTML."""
         rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
@@ -139,8 +146,8 @@ class ExportRecord(Renderable):
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)
         for name, figures in self.measured.items():
-            yield f"Measured for {name}, in the emulator", _measured_rows(figures)
-            yield from _costliest(name, figures)
+            yield f"Emulator counts of {name}", _measured_rows(figures)
+            yield from _measured_layer_sections(name, figures)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -170,20 +177,20 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
             yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
     if method.boundary:
         yield (
-            f"Conversions at the boundary{of}",
-            [(name, str(number), _saved(name)) for name, number in method.boundary.items()],
+            f"Boundary conversions{of}",
+            [(name, str(number), _conversion_remedy(name)) for name, number in method.boundary.items()],
         )
     yield (
         f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu_operators)}",
         _operator_rows(method.cpu_operators) or [("none",)],
     )
     if method.not_runnable:
-        yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
+        yield f"Operators without a CPU kernel{of}", _operator_rows(method.not_runnable)
 
 
-def _saved(name: str) -> str:
-    """How a model or recipe does without this conversion."""
-    return next((how for part, how in _SAVED.items() if part in name.split(".")), "")
+def _conversion_remedy(name: str) -> str:
+    """How to change the model or the recipe to avoid a conversion."""
+    return next((how for part, how in _CONVERSIONS.items() if part in name.split(".")), "")
 
 
 def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
@@ -191,7 +198,7 @@ def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
 
 
 def _operators(delegate: Delegate) -> int:
-    """Number of the model's operators in a delegate: quantize and dequantize around them are not counted."""
+    """Number of the model's operators in a delegate, without quantize and dequantize."""
     return sum(not name.startswith("quantized_decomposed") for name in delegate.operators)
 
 
@@ -202,13 +209,13 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
         rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
     if quantization.samples is not None:
         rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
-    rows += [(name, f"{sqnr:.1f} dB beside what rounding adds") for name, sqnr in quantization.sqnr.items()]
+    rows += [(name, f"SQNR {sqnr:.1f} dB") for name, sqnr in quantization.sqnr.items()]
     return rows or [("nothing is quantized",)]
 
 
 def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
     limit = "" if vela.sram_limit is None else f" of {format_bytes(vela.sram_limit)}"
-    exceeded = " (more than the memory mode grants)" if vela.sram_exceeded else ""
+    exceeded = " (exceeds the limit of the memory mode)" if vela.sram_exceeded else ""
     return [
         ("target", f"{vela.accelerator}, {vela.system_config}, {vela.memory_mode}"),
         ("NPU cycles", f"{vela.npu_cycles:,}"),
@@ -218,12 +225,12 @@ def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
         ("DRAM", format_bytes(vela.dram_bytes)),
         ("flash", format_bytes(vela.flash_bytes)),
         *(
-            [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, of the SRAM")]
+            [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, part of the SRAM")]
             if vela.fast_scratch_bytes
             else []
         ),
         ("MACs", f"{vela.macs:,}"),
-        ("weights", f"{format_bytes(vela.weight_bytes)} encoded, {format_bytes(vela.original_weight_bytes)} before"),
+        ("weights", f"{format_bytes(vela.weight_bytes)} encoded, {format_bytes(vela.original_weight_bytes)} original"),
     ]
 
 
@@ -239,8 +246,8 @@ def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
     return rows
 
 
-def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
-    """The layers that move most, and those that multiply most, beside Vela's estimates."""
+def _measured_layer_sections(name: str, figures: EthosUFigures) -> Iterator[Section]:
+    """The layers with the most memory traffic and with the most MACs, beside Vela's estimates."""
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
     rows = []
     for layer in by_bytes:
@@ -250,7 +257,7 @@ def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
         expected = ", ".join(f"{count:,} cycles of {memory}" for memory, count in cycles if count)
         rows.append(_layer_row(layer, moved, expected))
     if rows:
-        yield f"Layers of {name} that move most, and Vela's estimates", rows
+        yield f"Layers of {name} with the most memory traffic, and Vela's estimates", rows
     by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_COSTLIEST]
     rows = []
     for layer in by_macs:
@@ -258,7 +265,7 @@ def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
         expected = f"{estimate.macs:,} MACs, {estimate.npu_cycles:,} cycles" if estimate else ""
         rows.append(_layer_row(layer, f"{layer.macs:,} MACs", expected))
     if rows:
-        yield f"Layers of {name} that multiply most, and Vela's estimates", rows
+        yield f"Layers of {name} with the most MACs, and Vela's estimates", rows
 
 
 def _traffic(read: int, written: int) -> str:
@@ -287,17 +294,17 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
     }
 
 
-# Reading a lowered program.
+# -- extraction from a lowered program ------------------------------------------------------------------------------
 
-#: Operators that convert types and memory formats at the border of delegates and compute nothing, and what saves them.
-_SAVED = {
+#: Operators that only convert types or memory formats at delegate boundaries -> how to avoid them.
+_CONVERSIONS = {
     "quantize_per_tensor": "quantized_io=True: the program takes integers",
     "dequantize_per_tensor": "quantized_io=True: the program returns integers",
     "_to_copy": "int32 in place of int64, float32 in place of float64",
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
-_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # a scan that is left calls delegates
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # the body of a remaining scan calls delegates
 
 
 def describe_graph(
@@ -323,18 +330,18 @@ def describe_graph(
         name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
-        if any(part in _SAVED for part in name.split(".")):
+        if any(part in _CONVERSIONS for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), grouped(cpu)
+    return tuple(ours), dict(others), dict(boundary), group_operators(cpu)
 
 
 def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tuple[str, str]:
-    """Why a node was left out, and its source line.
+    """The reason why a node is not delegated, and its source line.
 
-    ExecuTorch decomposes and renames what was refused, and mostly copies what the refused node carries. What carries
-    nothing is matched by its name, then by the line it comes from, then by its operator.
+    ExecuTorch decomposes and renames refused nodes; most copies keep the metadata of the refused node. A node without
+    this metadata is matched by its name, then by its source line, then by its operator.
     """
     from arm_backend_core.nodes import REFUSAL_REASON, source_line
 
@@ -348,12 +355,12 @@ def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejection]) -> tu
         [r for r in rejected if source and r.source == source],
         [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == stem],
     )
-    found = next((match[0] for match in matches if match), None)
-    return ("", source) if found is None else (found.reason, source or found.source)
+    refusal = next((match[0] for match in matches if match), None)
+    return ("", source) if refusal is None else (refusal.reason, source or refusal.source)
 
 
 def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
-    """Count the quantized tensors of a program that was converted but not lowered; None if it has none."""
+    """Count the quantized tensors of a program before lowering; None if it has none."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
     constants = {
@@ -370,7 +377,7 @@ def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: d
         dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
         if value.name in constants and ".dequantize" in name:
             if value.name not in seen:
-                largest = node.args[-2]  # before the type; what has no more than 15 levels is held as int8
+                largest = node.args[-2]  # quant_max, before the dtype; int4 values are stored as int8
                 dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
                 weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
                 seen.add(value.name)

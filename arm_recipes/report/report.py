@@ -1,4 +1,4 @@
-"""``Report``: what an export did, as data, as aligned text, and as HTML for notebooks."""
+"""``Report``: the report of an export as data, text, HTML tables for notebooks, and an HTML page."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from arm_recipes.report.record import ExportRecord
 
 @dataclass(frozen=True)
 class Report(ExportRecord):
-    """The record of one export, which ``print`` shows as text and a notebook as tables.
+    """The report of one export. ``print`` shows it as text, a notebook as tables.
 
     See ``ExportRecord`` for the attributes.
     """
 
     def page(self, *comparisons: ComparisonRecord) -> Page:
-        """Everything that the report has, with pictures: one file that needs nothing else, which a notebook shows.
+        """Build a self-contained HTML page with the report and interactive charts; a notebook shows it.
 
         Args:
-            comparisons: what ``ExportResult.compare`` found, for the accuracy by layer.
+            comparisons: results of ``ExportResult.compare``, for the accuracy of each layer.
 
         Raises:
             ImportError: Plotly is not installed.
@@ -29,11 +29,11 @@ class Report(ExportRecord):
         return build_page(self, comparisons)
 
     def save_html(self, path: str | Path, *comparisons: ComparisonRecord) -> Path:
-        """Write the ``page``.
+        """Write the HTML ``page``.
 
         Raises:
-            ValueError: nothing can be written at ``path``; the message says why.
+            ValueError: ``path`` is not writable; the message says why.
             ImportError: Plotly is not installed.
         """
-        check_writable(path)  # before the page is made
+        check_writable(path)  # before the page is built
         return self.page(*comparisons).save(path)

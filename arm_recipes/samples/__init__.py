@@ -1,1 +1,1 @@
-"""Models, example inputs and calibration samples as users give them."""
+"""User input: models, sample inputs and calibration data, normalized and validated."""

@@ -1,7 +1,7 @@
-"""Calibration data: what users may pass, and the checks on what reaches the prepared model.
+"""Calibration data: the samples of a recipe, and checks on the samples that reach the prepared model.
 
-The checks hang on the recipe (its post-prepare and pre-convert passes), not on our ``export``, so they also
-work when ExecuTorch's own ``export`` runs the recipe.
+The checks are passes of the recipe (post-prepare and pre-convert), not part of ``arm_recipes.export``. So they also run
+when ExecuTorch's own ``export`` runs the recipe.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 _META_KEY = "arm_recipes_calibration"
 
 
 class Calibration:
-    """Calibration samples, any number of times.
+    """Calibration samples that can be iterated any number of times.
 
     Args:
-        source: an iterable, or a callable that returns one, of samples as ``as_inputs`` takes them. A generator can
-            be read only once, so its samples are kept after the first reading: a program with several methods
-            calibrates each of them.
+        source: an iterable of samples as in ``as_inputs``, or a callable that returns one. The samples of a generator
+            are stored at the first iteration, because a program with several methods calibrates each of them.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
@@ -37,15 +36,15 @@ class Calibration:
         return self._source if isinstance(self._source, DataLoader) else None
 
     def __call__(self) -> Iterator[Inputs]:
-        """Yield the samples as they are.
+        """Yield the samples unchanged.
 
         Raises:
-            ValueError: there are none, or one cannot be inputs of a model.
+            ValueError: there are no samples, or one is not a valid model input.
         """
         yield from self._samples(None)
 
-    def fitted(self, model: GraphModule) -> Iterator[Inputs]:
-        """Yield the samples; batches of a ``DataLoader`` in the batch size that ``model`` was captured with.
+    def fit_batches(self, model: GraphModule) -> Iterator[Inputs]:
+        """Yield the samples; batches of a ``DataLoader`` are resized to the batch size of ``model``.
 
         Raises:
             ValueError: as ``__call__``.
@@ -53,16 +52,16 @@ class Calibration:
         yield from self._samples(_pattern(model))
 
     def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
-        found = self._source() if callable(self._source) else self._source
-        if isinstance(found, Iterator) and found is self._source:
-            self._source = found = list(found)
-        if not isinstance(found, Iterable):
-            raise ValueError(f"calibration() must return an iterable, not {type(found).__name__}")
+        source = self._source() if callable(self._source) else self._source
+        if isinstance(source, Iterator) and source is self._source:
+            self._source = source = list(source)
+        if not isinstance(source, Iterable):
+            raise ValueError(f"calibration() must return an iterable, not {type(source).__name__}")
         samples: Iterator[Inputs] = (
-            as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(found)
+            as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(source)
         )
-        if pattern is not None and isinstance(found, DataLoader):
-            samples = fitted(map(pattern.without_labels, samples), pattern)
+        if pattern is not None and isinstance(source, DataLoader):
+            samples = fit_batches(map(pattern.without_labels, samples), pattern)
         empty = True
         for sample in samples:
             empty = False
@@ -72,13 +71,13 @@ class Calibration:
 
 
 def _pattern(model: GraphModule) -> Pattern:
-    """What a captured model takes."""
+    """The input pattern of a captured model."""
     nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
     return Pattern(tuple(node.name for node in nodes), tuple(node.meta.get("val") for node in nodes), model._in_spec)
 
 
 class _Monitor:
-    """Forward pre-hook of a prepared model: counts the samples and checks each before the model sees it."""
+    """Forward pre-hook of a prepared model that counts and validates the calibration samples."""
 
     def __init__(self, model: GraphModule) -> None:
         self.samples = 0
@@ -95,20 +94,20 @@ class _Monitor:
 
 
 def start_monitor(prepared: GraphModule) -> GraphModule:
-    """Post-prepare pass: watch the samples that calibrate ``prepared``."""
+    """Post-prepare pass: install the hook that validates calibration samples."""
     prepared.meta[_META_KEY] = _Monitor(prepared)
     return prepared
 
 
 def stop_monitor(calibrated: GraphModule) -> GraphModule:
-    """Pre-convert pass: end the watch; warns when there was only one sample."""
+    """Pre-convert pass: remove the hook; warns if there was only one sample."""
     monitor = calibrated.meta.pop(_META_KEY, None)
     if monitor is None:
         return calibrated
     monitor.handle.remove()
     if monitor.samples == 1:
         warn(
-            "calibration saw only one sample: the ranges of activations are those of this input alone. "
-            "Pass more to get_recipe(..., calibration_samples=...) or as samples"
+            "calibration used only one sample: the activation ranges are those of this input alone. "
+            "Pass more samples to get_recipe(..., calibration_samples=...) or export(..., samples)"
         )
     return calibrated

@@ -1,4 +1,4 @@
-"""What users may give to ``export`` as model and example inputs, brought into one form and checked."""
+"""Arguments ``model`` and ``samples``: normalization into one form by method, and validation."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
 
 Model = torch.nn.Module | ExportedProgram
-#: Method name -> samples. The first is captured, all of them calibrate.
+#: Method name -> samples. The first sample captures the model; all of them calibrate it.
 Examples = dict[str, list[Inputs]]
 
 
 def models_by_method(model: Any) -> dict[str, Model]:
-    """Models by method name; a single one is 'forward', a path is loaded.
+    """Models by method name. A single model is the method 'forward'; a path is loaded.
 
     Raises:
-        ValueError: no such file, not a saved program, or no method.
-        TypeError: something that is not a model, or a weight of it is no tensor of numbers.
+        ValueError: the file does not exist or is not a saved program, or the dict is empty.
+        TypeError: a value is not a model, or a weight has no ``dequantize()``.
     """
-    given = model if isinstance(model, Mapping) else {"forward": model}
-    if not given:
+    by_method = model if isinstance(model, Mapping) else {"forward": model}
+    if not by_method:
         raise ValueError("model: the dict of methods is empty")
-    return _with_plain_weights({method: _model(method, value) for method, value in given.items()})
+    return _dequantize_weights({method: _model(method, value) for method, value in by_method.items()})
 
 
-def _with_plain_weights(models: dict[str, Model]) -> dict[str, Model]:
-    """The models; where torchao's ``quantize_`` was there, copies whose weights are the numbers that these stand for.
+def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
+    """Dequantize the weights of models that torchao's ``quantize_`` quantized; such models are copied.
 
-    What else they do, to round activations by their range of the moment, say, is the recipe's to decide.
+    Other effects of ``quantize_``, such as dynamic quantization of activations, are dropped: the recipe decides them.
     """
     modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
-    held: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
-    if not any(map(is_traceable_wrapper_subclass, held)):
+    tensors: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
+    if not any(map(is_traceable_wrapper_subclass, tensors)):
         return models
-    return models | copy.deepcopy(modules, {id(x): _plain(x) for x in held})
+    return models | copy.deepcopy(modules, {id(x): _dequantize(x) for x in tensors})
 
 
-def _plain(weight: Any) -> Any:
+def _dequantize(weight: Any) -> Any:
     if not is_traceable_wrapper_subclass(weight):
         return weight
     if not hasattr(weight, "dequantize"):
-        raise TypeError(f"model: a weight is a {type(weight).__name__}, which has no dequantize(); give it as a tensor")
+        raise TypeError(f"model: a weight is a {type(weight).__name__}, which has no dequantize(); use a plain tensor")
     numbers: Any = weight
     return torch.nn.Parameter(numbers.detach().dequantize(), requires_grad=False)
 
@@ -66,7 +66,7 @@ def _model(method: Any, value: Any) -> Model:
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         raise TypeError(f"model: got the class {value.__name__}; pass an instance")
     if isinstance(value, torch.jit.ScriptModule):
-        raise TypeError("model: a ScriptModule cannot be captured; pass the nn.Module that it was made of")
+        raise TypeError("model: a ScriptModule cannot be captured; pass the nn.Module that it was created from")
     if not isinstance(value, (torch.nn.Module, ExportedProgram)):
         raise TypeError(
             "model: must be an nn.Module, an ExportedProgram, a path to a saved one, or a dict of them by "
@@ -86,21 +86,21 @@ def _load(path: str | Path) -> ExportedProgram:
 
 
 def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
-    """Example inputs by method, in one form; exported programs fall back on their own.
+    """Samples by method, normalized to ``Inputs``; exported programs fall back on their example inputs.
 
     Raises:
-        ValueError: a method has none, or what it has cannot be inputs of a model.
+        ValueError: a method has no samples, or a sample is not a valid model input.
     """
-    given = dict(samples) if isinstance(samples, Mapping) else {}
+    by_method = dict(samples) if isinstance(samples, Mapping) else {}
     if not isinstance(samples, Mapping) and samples is not None:
         if len(models) > 1:
             raise ValueError(f"samples: give a dict of lists of input tuples for {_names(models)}")
-        given = {next(iter(models)): samples}
-    unknown = [method for method in given if method not in models]
+        by_method = {next(iter(models)): samples}
+    unknown = [method for method in by_method if method not in models]
     if unknown:
         hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
         raise ValueError(f"samples: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
-    return {method: _examples(method, model, given.get(method)) for method, model in models.items()}
+    return {method: _examples(method, model, by_method.get(method)) for method, model in models.items()}
 
 
 def _names(models: Mapping[str, Model]) -> str:
@@ -123,17 +123,22 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     first, *others = (as_inputs(sample, f"samples[{i}]", of) for i, sample in enumerate(samples))
     pattern = Pattern.of_inputs(first)
     if is_loader:
-        others = list(fitted(others, pattern))
+        others = list(fit_batches(others, pattern))
     for index, sample in enumerate(others, 1):
         pattern.check_form(sample, f"samples[{index}]{of}")
     return [first, *others]
 
 
 def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]:
-    """The samples that a user gave for a method, each as it was given; ``argument`` is what messages call them.
+    """The samples of a method as a list; each sample keeps its form.
+
+    Args:
+        method: name of the method, for messages.
+        given: the argument for this method.
+        argument: name of the argument, for messages.
 
     Raises:
-        ValueError: it is nothing that holds samples.
+        ValueError: ``given`` is not an iterable of samples.
     """
     if isinstance(given, (torch.Tensor, np.ndarray)):
         return [(given,)]
@@ -141,15 +146,15 @@ def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]
         isinstance(given, tuple) and not all(isinstance(item, (tuple, Mapping)) for item in given)
     ):
         return [given]
-    found = given() if callable(given) else given
-    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+    source = given() if callable(given) else given
+    if not isinstance(source, Iterable) or isinstance(source, (str, bytes)):
         raise ValueError(
             f"{argument} of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
-            f"iterable of samples; got {type(found).__name__}"
+            f"iterable of samples; got {type(source).__name__}"
         )
-    samples = list(found)
+    samples = list(source)
     if isinstance(given, (list, tuple)) and any(isinstance(sample, (torch.Tensor, np.ndarray)) for sample in samples):
-        # One sample of several inputs, or several samples of one?
+        # Ambiguous: one sample with several inputs, or several samples with one input each.
         index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
         kind = type(samples[index]).__name__
         raise ValueError(f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}")
@@ -157,7 +162,7 @@ def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]
 
 
 def without_labels(model: Model, sample: Any) -> Any:
-    """A sample with labels, as a DataLoader gives them, cut to what the model takes: (image, label) to (image,)."""
+    """Remove the labels that a ``DataLoader`` appends: (image, label) becomes (image,)."""
     if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
         return sample
     if isinstance(model, ExportedProgram):
@@ -169,24 +174,26 @@ def without_labels(model: Model, sample: Any) -> Any:
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
-def with_loaders(samples: Any) -> Any:
-    """Example inputs, by method if they were, with the ``DataLoader`` in place of a function that returns one."""
+def resolve_loaders(samples: Any) -> Any:
+    """Samples, by method if ``samples`` is a dict, with functions that return a ``DataLoader`` replaced by it."""
     if isinstance(samples, Mapping):
-        return {method: with_loaders(given) for method, given in samples.items()}
+        return {method: resolve_loaders(given) for method, given in samples.items()}
     if not callable(samples):
         return samples
-    found = samples()
-    return found if isinstance(found, DataLoader) else lambda: found
+    source = samples()
+    return source if isinstance(source, DataLoader) else lambda: source
 
 
 def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
-    """What to tell of methods that are about to be captured with a batch of a ``DataLoader``.
+    """Notes on methods that are captured with the batch size of a ``DataLoader``.
 
-    A program that is captured already has its batch, and tensors that are given as such are what is wanted.
+    An ``ExportedProgram`` has a fixed batch size already. Samples that are not from a ``DataLoader`` are taken to have
+    the intended batch size.
 
     Args:
-        samples: as they were given, ``with_loaders``.
-        examples: what ``examples_by_method`` made of them.
+        samples: the argument ``samples``, after ``resolve_loaders``.
+        models: models by method.
+        examples: the result of ``examples_by_method``.
     """
     given = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)
     notes = []
@@ -197,15 +204,15 @@ def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -
         size = _batch_size(loader, examples[method][0])
         if size > 1:
             notes.append(
-                f"the DataLoader's batches of {size} make '{method}' a program of batch {size}, which computes {size} "
-                "items in every run: for one at a time give DataLoader(..., batch_size=1); or one sample as "
-                "samples, and the DataLoader as the recipe's calibration, which splits its batches"
+                f"'{method}' is compiled for batch size {size}, the batch size of the DataLoader, and computes {size} "
+                "items in every run. For batch size 1 use DataLoader(..., batch_size=1), or pass one sample as samples "
+                "and the DataLoader as calibration_samples of the recipe, which splits its batches"
             )
     return notes
 
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
-    """Items of the first batch; 1 where the loader puts none together, or its batches have no first dimension."""
+    """Items of the first batch; 1 if the loader does not batch, or its tensors have no batch dimension."""
     tensors = [leaf for leaf in Pattern.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
     if loader.batch_sampler is None or len(sizes) != 1:
@@ -215,10 +222,10 @@ def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
 
 
 def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
-    """Refuse dynamic shapes, for recipes whose every partitioner compiles for fixed shapes.
+    """Reject dynamic shapes, for recipes whose partitioners all compile for fixed shapes.
 
     Raises:
-        ValueError: dynamic shapes are asked for, or a program has a symbolic dimension.
+        ValueError: ``dynamic_shapes`` is set, or a program has a symbolic dimension.
     """
     advice = "Arm targets are compiled for fixed shapes: list those to export, sizes={'name of the dimension': [1, 8]}"
     if dynamic_shapes:
@@ -235,10 +242,10 @@ def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
 
 @contextmanager
 def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
-    """Put every module in evaluation mode; the training flags are restored, module by module, at the end.
+    """Put every module in evaluation mode; restores the training flag of each module on exit.
 
     Yields:
-        the methods whose model was in training mode.
+        names of the methods whose model was in training mode.
     """
     flags: list[tuple[torch.nn.Module, bool]] = []
     training = []
@@ -259,10 +266,10 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
 
 
 def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
-    """Find arguments in another order than (model, recipe, samples), which all functions have.
+    """Detect swapped arguments. All functions have the order (model, recipe, samples).
 
     Raises:
-        TypeError: a recipe stands in the place of the samples.
+        TypeError: ``samples`` is a recipe, or ``recipe`` is samples.
     """
     if isinstance(samples, (ExportRecipe, RecipeType)) or _is_tensors(recipe):
         raise TypeError(

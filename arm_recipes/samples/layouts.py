@@ -1,4 +1,4 @@
-"""How inputs lie in memory: programs that take images with the channels last, as an NPU computes with them."""
+"""Memory formats: convert 4-D inputs to ``torch.channels_last``, the layout that the NPU computes in."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs
 
 
-def channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:
-    """Models and samples with every input of four dimensions, (N, C, H, W), in ``torch.channels_last``.
+def to_channels_last(models: Mapping[str, Model], examples: Examples) -> tuple[dict[str, Model], Examples]:
+    """Convert every input of shape (N, C, H, W) to ``torch.channels_last``.
 
-    A program that is captured already is captured anew, as its graph holds for the layout that it was traced with.
+    An ``ExportedProgram`` is replaced by its module, to be captured again: a graph is valid only for the memory formats
+    that it was traced with.
+
+    Returns:
+        models and samples by method.
     """
-    laid = {method: [_laid(sample) for sample in samples] for method, samples in examples.items()}
-    found = dict(models)
-    for method, samples in laid.items():
+    converted = {method: [_to_channels_last(sample) for sample in samples] for method, samples in examples.items()}
+    new_models = dict(models)
+    for method, samples in converted.items():
         model = models[method]
         if all(leaf.dim() != 4 for leaf in _tensors(samples[0])):
-            warn(f"channels_last: no input of '{method}' has four dimensions, so that it changes nothing")
+            warn(f"channels_last has no effect on '{method}': none of its inputs has four dimensions")
         elif isinstance(model, ExportedProgram):
-            found[method] = model.module(check_guards=False)
-    return found, laid
+            new_models[method] = model.module(check_guards=False)
+    return new_models, converted
 
 
-def _laid(sample: Inputs) -> Inputs:
-    def turned(leaf: Any) -> Any:
+def _to_channels_last(sample: Inputs) -> Inputs:
+    def convert(leaf: Any) -> Any:
         is_image = isinstance(leaf, torch.Tensor) and leaf.dim() == 4
         return leaf.contiguous(memory_format=torch.channels_last) if is_image else leaf
 
-    args, keywords = pytree.tree_map(turned, (tuple(sample), sample.keywords))
+    args, keywords = pytree.tree_map(convert, (tuple(sample), sample.keywords))
     return Inputs(*args, **keywords)
 
 

@@ -1,4 +1,4 @@
-"""One call's worth of inputs: what users may give for it, and how it compares with what a model was captured with."""
+"""``Inputs``, the inputs of one call, and ``Pattern``, the input signature that they are checked against."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ _FORMS = (
 
 
 class Inputs(tuple[Any, ...]):
-    """Inputs of one call of a model: ``Inputs(x, mask=m)`` stands for ``model(x, mask=m)``.
+    """Inputs of one call: ``Inputs(x, mask=m)`` stands for ``model(x, mask=m)``.
 
     Attributes:
-        keywords: those that are given by name; the tuple itself holds the others.
+        keywords: the keyword inputs. The tuple itself holds the positional inputs.
     """
 
     keywords: dict[str, Any]
 
     def __new__(cls, *args: Any, **keywords: Any) -> Inputs:
-        """Keep what a call would be given."""
-        made = super().__new__(cls, args)
-        made.keywords = keywords
-        return made
+        """Create the inputs from the arguments of a call."""
+        inputs = super().__new__(cls, args)
+        inputs.keywords = keywords
+        return inputs
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return tuple(self)
 
     def __repr__(self) -> str:
-        given = [*map(repr, self), *(f"{name}={value!r}" for name, value in self.keywords.items())]
-        return f"Inputs({', '.join(given)})"
+        arguments = [*map(repr, self), *(f"{name}={value!r}" for name, value in self.keywords.items())]
+        return f"Inputs({', '.join(arguments)})"
 
 
 def as_inputs(sample: Any, what: str, of: str = "") -> Inputs:
-    """A sample in one form: NumPy arrays as tensors, NumPy's numbers as Python's.
+    """Normalize a sample: NumPy arrays become tensors, NumPy scalars become Python numbers.
 
-    A tensor that is there twice is copied: PyTorch would capture both places as one input.
+    A tensor that occurs twice is copied, because PyTorch would capture both occurrences as one input.
 
     Args:
         sample: a tensor or array, a tuple or list of inputs, a dict of keyword inputs, or ``Inputs``.
-        what, of: how messages call it; where the trouble is inside of it, the path stands between them.
+        what: name of the sample in messages; the path of an invalid item follows it.
+        of: end of the name in messages, after the path.
 
     Raises:
-        ValueError: it is something else, or holds something else.
+        ValueError: the sample has another type, or contains a value of another type.
     """
     args, keywords = _parts(sample, what + of)
     paths, spec = _flatten((args, keywords))
@@ -83,8 +84,8 @@ def _parts(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
-def make_known(value: Any) -> bool:
-    """Make dataclasses known to PyTorch that it has not seen yet; whether there are any in ``value``."""
+def register_dataclasses(value: Any) -> bool:
+    """Register unknown dataclasses in ``value`` as pytree nodes; returns whether there were any."""
     unknown = {type(leaf) for leaf in pytree.tree_leaves(value) if dataclasses.is_dataclass(leaf)}
     for kind in unknown:
         torch.export.register_dataclass(kind)
@@ -92,8 +93,8 @@ def make_known(value: Any) -> bool:
 
 
 def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.TreeSpec]:
-    """Leaves with their paths."""
-    while make_known(value):  # what these hold may be such again
+    """The leaves of ``value`` with their paths."""
+    while register_dataclasses(value):  # a field may be an unknown dataclass too
         pass
     return pytree.tree_flatten_with_path(value)
 
@@ -105,7 +106,7 @@ def _leaf(value: Any, what: str) -> Any:
         try:
             return torch.from_numpy(np.array(value, order="C"))
         except TypeError as error:
-            raise ValueError(f"{what} is an array of {value.dtype}, which PyTorch does not have: {error}") from error
+            raise ValueError(f"{what} is an array of {value.dtype}, which PyTorch does not support: {error}") from error
     if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
         return value
     text = repr(value)
@@ -115,12 +116,12 @@ def _leaf(value: Any, what: str) -> Any:
 
 @dataclass(frozen=True)
 class Pattern:
-    """What the inputs of a model look like, leaf by leaf.
+    """The input signature of a model, as flat leaves.
 
     Attributes:
-        names: for messages.
-        leaves: tensors (fake ones too) where any tensor of that shape and dtype may be; elsewhere a constant.
-        spec: how leaves make ``(args, kwargs)``.
+        names: names of the leaves, for messages.
+        leaves: for each leaf a tensor (or fake tensor) with the expected shape and dtype, or the expected constant.
+        spec: pytree structure of ``(args, kwargs)``.
     """
 
     names: tuple[str, ...]
@@ -135,20 +136,20 @@ class Pattern:
 
     @classmethod
     def of_program(cls, program: ExportedProgram) -> Pattern:
-        """The pattern of what a program was captured with."""
+        """The pattern of the inputs that a program was captured with."""
         values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
-        given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
-        leaves = (arg.value if isinstance(arg, ConstantArgument) else values[arg.name] for arg in given)
-        return cls(tuple(arg.name for arg in given), tuple(leaves), program.call_spec.in_spec)
+        args = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        leaves = (arg.value if isinstance(arg, ConstantArgument) else values[arg.name] for arg in args)
+        return cls(tuple(arg.name for arg in args), tuple(leaves), program.call_spec.in_spec)
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What is no tensor, by name."""
+        """The leaves that are not tensors, by name."""
         pairs = zip(self.names, self.leaves, strict=True)
         return {name: leaf for name, leaf in pairs if not isinstance(leaf, torch.Tensor)}
 
     def without_labels(self, sample: Inputs) -> Inputs:
-        """The sample without the positional inputs behind the model's last one: a DataLoader gives labels too."""
+        """The sample without surplus positional inputs, such as the labels of a ``DataLoader``."""
         return Inputs(*sample[: self.spec.children()[0].num_children], **sample.keywords)
 
     def flatten(self, sample: Inputs, what: str) -> list[Any]:
@@ -171,10 +172,13 @@ class Pattern:
         return leaves
 
     def check_form(self, sample: Inputs, what: str) -> list[Any]:
-        """The sample's leaves, after finding tensors where the model takes tensors, and the same constants elsewhere.
+        """Check the structure: tensors where the model expects tensors, equal constants elsewhere.
+
+        Returns:
+            the leaves of the sample.
 
         Raises:
-            ValueError: the sample is different; the message names the input.
+            ValueError: the sample differs; the message names the input.
         """
         leaves = self.flatten(sample, what)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
@@ -183,16 +187,19 @@ class Pattern:
                 raise ValueError(f"{where} is of type {type(value).__name__}, not a tensor")
             if not isinstance(expected, torch.Tensor) and (type(value) is not type(expected) or value != expected):
                 raise ValueError(
-                    f"{where} is {value!r}, but {expected!r} is what the model was captured with: numbers, strings and "
-                    "None are constants of the program; make it a tensor, or export a method for each value"
+                    f"{where} is {value!r}, but the model was captured with {expected!r}: numbers, strings and "
+                    "None are constants of the program; pass a tensor, or export a method for each value"
                 )
         return leaves
 
     def check(self, sample: Inputs, what: str) -> list[Any]:
-        """The sample's leaves, after comparing forms, shapes and dtypes.
+        """Check structure, shapes and dtypes of a sample.
+
+        Returns:
+            the leaves of the sample.
 
         Raises:
-            ValueError: the sample is different; the message names the input.
+            ValueError: the sample differs; the message names the input.
         """
         leaves = self.check_form(sample, what)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
@@ -207,23 +214,23 @@ class Pattern:
         return leaves
 
     def unflatten(self, leaves: Sequence[Any]) -> Inputs:
-        """The sample with these leaves."""
+        """Build the sample from its leaves."""
         args, keywords = pytree.tree_unflatten(list(leaves), self.spec)
         return Inputs(*args, **keywords)
 
 
-def _same_shape(given: torch.Size, expected: torch.Size) -> bool:
-    if len(given) != len(expected):
+def _same_shape(shape: torch.Size, expected: torch.Size) -> bool:
+    if len(shape) != len(expected):
         return False
-    # A symbolic dimension takes any size here; torch.export's own guard checks its range.
-    return all(not isinstance(e, int) or g == e for g, e in zip(given, expected, strict=True))
+    # A symbolic dimension accepts any size here; the guards of torch.export check its range.
+    return all(not isinstance(e, int) or size == e for size, e in zip(shape, expected, strict=True))
 
 
-def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
-    """Batches of a DataLoader in the batch size of ``pattern``: split, or joined with those that follow.
+def fit_batches(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
+    """Rebatch the batches of a ``DataLoader`` to the batch size of ``pattern``, by splitting or concatenating.
 
-    The first dimension is the batch. What is left at the end is repeated until it fills a batch, so that every item
-    is seen. Batches that do not fit otherwise are left as they are, for the checks that follow.
+    The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
+    every item is used. A sample that differs in more than the batch size is passed through, for later checks.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []
@@ -231,25 +238,28 @@ def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
     size = 0
     for index, sample in enumerate(samples):
         leaves = pattern.flatten(sample, f"sample {index}")
-        found = _batched(leaves, pattern)
-        if not found or (pending and found != places):
+        batched = _batched_leaves(leaves, pattern)
+        if not batched or (pending and batched != places):
             yield sample
             continue
-        places, size = found, pattern.leaves[found[0]].shape[0]
+        places, size = batched, pattern.leaves[batched[0]].shape[0]
         batch = [leaves[place] for place in places]
         pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)] if pending else batch
         while pending and pending[0].shape[0] >= size:
-            yield _replaced(pattern, leaves, places, [tensor[:size] for tensor in pending])
+            yield _replace_leaves(pattern, leaves, places, [tensor[:size] for tensor in pending])
             rest = [tensor[size:] for tensor in pending]
             pending = rest if rest[0].shape[0] else []
     if pending:
         count = pending[0].shape[0]
         wrapped = torch.arange(size) % count
-        yield _replaced(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
+        yield _replace_leaves(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
 
 
-def _batched(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
-    """Positions of the leaves whose first dimension alone is not the model's; none if they disagree in it."""
+def _batched_leaves(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
+    """Positions of the leaves that differ from the model's inputs in the first dimension only.
+
+    Empty if these leaves have different batch sizes.
+    """
     places = []
     for place, (value, expected) in enumerate(zip(leaves, pattern.leaves, strict=True)):
         if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
@@ -263,7 +273,7 @@ def _batched(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
     return places if len(sizes) == 1 and all(given and fixed for given, fixed in sizes) else []
 
 
-def _replaced(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
+def _replace_leaves(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
     changed = list(leaves)
     for place, value in zip(places, values, strict=True):
         changed[place] = value

@@ -1,4 +1,4 @@
-"""Dynamic shapes on targets that are compiled for fixed ones: a method for each combination of listed sizes."""
+"""Dynamic shapes on fixed-shape targets: one method for each combination of the listed sizes."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch.utils import _pytree as pytree
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs
 
-#: Listed sizes of each dimension, by its name.
+#: Name of a dimension -> sizes to compile for.
 Sizes = Mapping[str, Sequence[int]]
-#: Of a tensor: the dimensions that are dynamic, by axis.
+#: Axis -> ``torch.export.Dim``, for the dynamic dimensions of a tensor.
 Axes = dict[int, Any]
 
 
 @dataclass
-class Sized:
-    """A method that is exported in several sizes.
+class SizedMethod:
+    """A method with dynamic shapes, exported once per combination of sizes.
 
     Attributes:
-        methods: size of each dimension, by the name of the method that has these.
-        inputs: names of dimensions by axis, for each tensor that the model takes.
-        outputs: the same of the tensors that it returns, as far as all methods agree.
+        methods: name of the exported method -> size of each dimension.
+        inputs: for each input tensor, axis -> name of the dimension.
+        outputs: for each output tensor, axis -> name of the dimension, where all methods agree.
     """
 
     methods: dict[str, dict[str, int]]
@@ -37,7 +37,7 @@ class Sized:
     outputs: list[dict[int, str]] = field(default_factory=list)
 
     def find_outputs(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
-        """Tell the dimensions of outputs from their shapes in each method."""
+        """Infer the dimensions of the outputs from their shapes in each method."""
         first, *_ = self.methods
         self.outputs = [
             {axis: name for axis in range(len(shape)) if (name := self._dimension(index, axis, shapes)) is not None}
@@ -45,7 +45,7 @@ class Sized:
         ]
 
     def _dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
-        """The dimension whose sizes an axis has in all methods; of one size nothing can be told."""
+        """The dimension whose size equals the axis in all methods; dimensions with one size cannot be inferred."""
         first, *_ = self.methods.values()
         for name in first:
             listed = {sizes[name] for sizes in self.methods.values()}
@@ -53,25 +53,28 @@ class Sized:
                 return name
         return None
 
-    def told(self) -> dict[str, Any]:
-        """As JSON has it."""
+    def to_dict(self) -> dict[str, Any]:
+        """``methods`` and ``inputs`` as a dict, ready for JSON."""
         return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
 
 
-def expanded(
+def expand_sizes(
     models: Mapping[str, Model], examples: Examples, dynamic_shapes: Any, sizes: Sizes
-) -> tuple[dict[str, Model], Examples, dict[str, Sized]]:
-    """Models and example inputs with a method for each combination of sizes in place of each that has dynamic shapes.
+) -> tuple[dict[str, Model], Examples, dict[str, SizedMethod]]:
+    """Replace each method that has dynamic shapes by one method per combination of sizes.
 
-    A sample calibrates the method with the largest sizes that it fills, and is cut to these; the first one is brought
-    to all sizes, repeated where it is too short.
+    Each sample calibrates the method with the largest sizes that it covers, truncated to these sizes. The first sample
+    is resized for every method; it is repeated along dimensions where it is too short.
+
+    Returns:
+        models, samples, and the sized methods, by method name.
 
     Raises:
-        ValueError: a name or a size is none of the dimensions'.
+        ValueError: ``sizes`` names an unknown dimension, or a size is out of the dimension's bounds.
     """
-    given = dynamic_shapes if isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys() else None
-    by_method = given if given is not None else {"forward": dynamic_shapes}
-    found: dict[str, Sized] = {}
+    is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
+    by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}
+    sized: dict[str, SizedMethod] = {}
     all_models: dict[str, Model] = {}
     all_examples: Examples = {}
     known: dict[str, Any] = {}
@@ -86,21 +89,24 @@ def expanded(
         _check(dims, sizes)
         combinations = [dict(zip(dims, choice, strict=True)) for choice in product(*(sizes[name] for name in dims))]
         named = {_name(method, combination): combination for combination in combinations}
-        for name, samples in _distributed(examples[method], axes, named).items():
+        for name, samples in _distribute_samples(examples[method], axes, named).items():
             all_models[name] = model.module() if isinstance(model, ExportedProgram) else model
             all_examples[name] = samples
         plain_names = {dim.__name__ for leaf in axes for dim in leaf.values()}
         for name in dims.keys() - plain_names:
-            raise ValueError(f"dynamic_shapes: no input has the dimension '{name}' itself, by which a size is chosen")
+            raise ValueError(
+                f"dynamic_shapes: no input has the dimension '{name}' itself, only a derived one, so the program "
+                "cannot select a size by it"
+            )
         plain = [{axis: dim.__name__ for axis, dim in leaf.items() if _root(dim) is dim} for leaf in axes]
         tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
         inputs = [leaf for leaf, tensor in zip(plain, tensors, strict=True) if isinstance(tensor, torch.Tensor)]
-        found[method] = Sized(named, inputs)
+        sized[method] = SizedMethod(named, inputs)
     for name in sizes:
         if name not in known:
             listed = ", ".join(f"'{dim}'" for dim in known) or "none with a name"
             raise ValueError(f"sizes: dynamic_shapes have no dimension '{name}'; they have {listed}")
-    return all_models, all_examples, found
+    return all_models, all_examples, sized
 
 
 def _name(method: str, sizes: Mapping[str, int]) -> str:
@@ -113,7 +119,7 @@ def _check(dims: Mapping[str, Any], sizes: Sizes) -> None:
         if not listed:
             raise ValueError(
                 f"sizes: there are none for the dimension '{name}' of dynamic_shapes, and Arm targets are compiled for "
-                f"fixed shapes: list those to export, sizes={{'{name}': [1, 8]}}"
+                f"fixed shapes: list the sizes to export, sizes={{'{name}': [1, 8]}}"
             )
         for size in listed:
             if type(size) is not int or not dim.min <= size <= dim.max:
@@ -121,7 +127,7 @@ def _check(dims: Mapping[str, Any], sizes: Sizes) -> None:
 
 
 def _root(dim: Any) -> Any:
-    """Of a dimension that is computed from another one, the other one."""
+    """The dimension that a derived dimension is computed from; other dimensions are returned unchanged."""
     return getattr(dim, "root", dim)
 
 
@@ -129,7 +135,7 @@ def _axes(model: Model, sample: Inputs, shapes: Any) -> list[Axes]:
     """The dynamic dimensions of each leaf of a sample, in the order of ``Pattern``.
 
     Raises:
-        ValueError: one has no name, or the shapes are not of the sample's structure.
+        ValueError: a dimension has no name, or ``shapes`` does not match the structure of the sample.
     """
     forward = (model.module() if isinstance(model, ExportedProgram) else model).forward
     names = [name for name in inspect.signature(forward).parameters if name not in sample.keywords]
@@ -164,28 +170,30 @@ def _is_dynamic(dim: Any, name: str) -> bool:
         return False
     if not isinstance(dim, Dim):
         raise ValueError(
-            f"dynamic_shapes: a dimension of '{name}' is {dim}, which has no name to list sizes for: give it one, "
+            f"dynamic_shapes: a dimension of '{name}' is {dim}, which has no name to list sizes for: name it, "
             "torch.export.Dim('seq', min=1, max=64)"
         )
     return True
 
 
-def _distributed(samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]) -> Examples:
-    """Samples by method."""
-    found = {name: [_resized(samples[0], axes, sizes)] for name, sizes in methods.items()}
+def _distribute_samples(
+    samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]
+) -> Examples:
+    """Assign each sample to the method with the largest sizes that it covers; see ``expand_sizes``."""
+    by_method = {name: [_resize(samples[0], axes, sizes)] for name, sizes in methods.items()}
     for index, sample in enumerate(samples):
-        fitting = [name for name, sizes in methods.items() if _fills(sample, axes, sizes)]
+        fitting = [name for name, sizes in methods.items() if _is_large_enough(sample, axes, sizes)]
         if fitting:
             largest = max(fitting, key=lambda name: _volume(methods[name]))
-            resized = _resized(sample, axes, methods[largest])
+            resized = _resize(sample, axes, methods[largest])
             if index == 0:
-                found[largest][0] = resized
+                by_method[largest][0] = resized
             else:
-                found[largest].append(resized)
-    return found
+                by_method[largest].append(resized)
+    return by_method
 
 
-def _fills(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
+def _is_large_enough(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
     leaves = pytree.tree_leaves((tuple(sample), sample.keywords))
     pairs = ((leaf.shape[axis], dim) for leaf, of in zip(leaves, axes, strict=True) for axis, dim in of.items())
     return all(_size(dim, sizes) <= size for size, dim in pairs)
@@ -200,8 +208,8 @@ def _size(dim: Any, sizes: Mapping[str, int]) -> int:
     return int(dim.fn(size)) if _root(dim) is not dim else size
 
 
-def _resized(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
-    """A sample cut to sizes, or repeated until it has them."""
+def _resize(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
+    """Truncate or repeat a sample along the dynamic dimensions to the given sizes."""
     leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
     resized = []
     for leaf, of in zip(leaves, axes, strict=True):

@@ -1,4 +1,4 @@
-"""Linear layers and convolutions in block-scaled formats (OCP MX), before the model is captured."""
+"""Block-scaled layers (OCP MX): replaces linear layers and convolutions before the model is captured."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from arm_backend_core.ops.block_scaled import FORMATS, MX_CONV2D, MX_LINEAR
 
 @dataclass
 class MXConfig(AOBaseConfig):
-    """For torchao's ``quantize_(model, MXConfig("fp4e2m1"), is_mx_layer)``, which recipes do with ``mx="fp4e2m1"``.
+    """Configuration of torchao's ``quantize_(model, MXConfig("fp4e2m1"), is_mx_layer)``.
 
-    Weight and input of a layer are rounded to blocks of 32 channels that share a power of two.
+    Recipes with ``mx="fp4e2m1"`` make this call. It rounds weight and input of a layer to blocks of 32 channels that
+    share a power-of-two scale.
 
     Args:
-        format: of the elements: "fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2" or "fp4e2m1".
+        format: element type: "fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2" or "fp4e2m1".
 
     Raises:
         ValueError: there is no such format.
@@ -34,7 +35,7 @@ class MXConfig(AOBaseConfig):
 
 
 class MXLinear(nn.Linear):
-    """A linear layer that rounds its weight and input."""
+    """A linear layer that rounds its weight and input to MX blocks."""
 
     format: str
 
@@ -45,7 +46,7 @@ class MXLinear(nn.Linear):
 
 
 class MXConv2d(nn.Conv2d):
-    """A convolution that rounds its weight and input, each pixel's channels apart."""
+    """A convolution that rounds its weight and input to MX blocks along the channels of each pixel."""
 
     format: str
 
@@ -60,7 +61,7 @@ _MX = (MXLinear, MXConv2d)
 
 
 def is_mx_layer(module: nn.Module, name: str = "") -> bool:
-    """Whether a layer has such a form: no groups, and padding with a number of zeros."""
+    """Whether a layer can be block-scaled: a linear layer, or a convolution without groups and with zero padding."""
     return isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX) and _obstacle(module) is None
 
 
@@ -76,24 +77,28 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def left_float(model: nn.Module, method: str) -> tuple[list[str], bool]:
-    """Sentences on the layers of a transformed ``model`` that are not block-scaled, and whether none is."""
+def describe_float_layers(model: nn.Module, method: str) -> tuple[list[str], bool]:
+    """Describe the layers of a transformed model that are not block-scaled.
+
+    Returns:
+        a sentence for each such layer, and whether no layer is block-scaled.
+    """
     layers = {
         name: layer
         for name, layer in model.named_modules()
         if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd))
     }
-    told = [
+    notes = [
         f"'{name or type(layer).__name__}' of '{method}' is not block-scaled: {_obstacle(layer)}"
         for name, layer in layers.items()
         if not isinstance(layer, _MX)
     ]
-    return told, len(told) == len(layers)
+    return notes, len(notes) == len(layers)
 
 
 @register_quantize_module_handler(MXConfig)
-def _rounding(module: nn.Module, config: MXConfig) -> nn.Module:
-    """The same object with the same weights, so that names and sharing stay, also where it is the whole model."""
+def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
+    """Change the class of a layer in place: names and sharing are preserved, also if the layer is the whole model."""
     if is_mx_layer(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d
         vars(module)["format"] = config.format
@@ -101,11 +106,11 @@ def _rounding(module: nn.Module, config: MXConfig) -> nn.Module:
 
 
 def mx_recipe(format: str) -> QuantizationRecipe:
-    """What a recipe does for ``mx=format``."""
+    """The quantization part of a recipe with ``mx=format``."""
     return QuantizationRecipe(ao_quantization_configs=[AOQuantizationConfig(MXConfig(format), is_mx_layer)])
 
 
 def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
-    """Whether it is such a recipe."""
+    """Whether a recipe is of ``mx_recipe``."""
     configs = recipe.ao_quantization_configs if recipe is not None else None
     return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

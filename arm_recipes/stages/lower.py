@@ -1,4 +1,4 @@
-"""The lowering part of a recipe, and a stage that lowers faster than ExecuTorch's what is delegated whole."""
+"""Lowering: the lowering part of a recipe, and a faster stage for fully delegated programs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 _Q = torch.ops.quantized_decomposed
-#: What ExecuTorch's decompositions leave as it is.
+#: Targets that ExecuTorch's decompositions do not change.
 _WHOLE = (
     executorch_call_delegate,
     operator.getitem,
-    torch.ops.higher_order.scan,  # what is left of these calls delegates (stages/loops)
+    torch.ops.higher_order.scan,  # the bodies of remaining scans call delegates
     _Q.quantize_per_tensor.default,
     _Q.dequantize_per_tensor.default,
 )
@@ -35,9 +35,9 @@ _WHOLE = (
 def lowering_recipe(
     partitioner: Partitioner, edge_manager_passes: list[Callable[[EdgeProgramManager], Any]]
 ) -> LoweringRecipe:
-    """Delegate with ``partitioner``, then apply ``edge_manager_passes`` to what is left.
+    """Build the lowering part of a recipe: delegate with ``partitioner``, then apply ``edge_manager_passes``.
 
-    The compile config is that of ExecuTorch's XNNPACK recipes: ``ExportRecipe.combine`` accepts both.
+    The compile config equals that of ExecuTorch's XNNPACK recipes, so ``ExportRecipe.combine`` accepts both.
     """
     return LoweringRecipe(
         partitioners=[partitioner],
@@ -47,10 +47,10 @@ def lowering_recipe(
 
 
 class FastLowerStage(EdgeTransformAndLowerStage):
-    """ExecuTorch's stage, which traces every program again to decompose what a partitioner of ours has left.
+    """A faster form of ExecuTorch's lowering stage, which retraces every program to decompose remaining operators.
 
-    Where nothing is left but calls of delegates, and quantize and dequantize around them, there is nothing to
-    decompose: that is half of the time of exporting a small model.
+    If only delegate calls, quantize and dequantize remain, there is nothing to decompose, and the retrace is skipped.
+    It takes half of the export time of a small model.
     """
 
     _partitioners: Any
@@ -81,9 +81,9 @@ class FastLowerStage(EdgeTransformAndLowerStage):
 
 
 def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Every method after a partitioner of ours; in the usual forms where Vela fails on those chosen by their price.
+    """Partition and delegate every method; without alternatives if Vela fails on the chosen ones.
 
-    Parts were priced one by one: that Vela takes each of them is no proof that it takes them together.
+    The cost model compiles each region separately, so Vela may still fail on the whole graph.
     """
     from arm_backend_core import events
     from arm_backend_core.errors import CompileError
@@ -96,25 +96,25 @@ def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dic
         return each(partitioner)
     try:
         with events.record() as tried:
-            found = each(partitioner)
+            delegated = each(partitioner)
     except CompileError as error:
-        usual = copy.copy(partitioner)
-        usual.compile_spec = copy.copy(partitioner.compile_spec)
-        usual.compile_spec.search_alternatives = False
+        default = copy.copy(partitioner)
+        default.compile_spec = copy.copy(partitioner.compile_spec)
+        default.compile_spec.search_alternatives = False
         try:
-            found = each(usual)
+            delegated = each(default)
         except CompileError:
             raise error from None
-        log.notes.append(f"no forms are chosen by their price, as Vela fails on all of them together: {error.reason}")
-        return found
+        log.notes.append(f"search_alternatives is disabled, because Vela fails on the alternatives: {error.reason}")
+        return delegated
     log.delegates += tried.delegates
     log.rejected += tried.rejected
     log.notes += tried.notes
-    return found
+    return delegated
 
 
 class _Delegated(Partitioner):
-    """Of programs that are delegated already."""
+    """Partitioner for programs that are already delegated: it tags nothing."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         return PartitionResult(tagged_exported_program=exported_program, partition_tags={})

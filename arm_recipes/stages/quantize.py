@@ -1,4 +1,4 @@
-"""The quantization part of a recipe, and a quantization stage that captures faster than ExecuTorch's."""
+"""Quantization: the quantization part of a recipe, and a stage that is faster than ExecuTorch's."""
 
 from __future__ import annotations
 
@@ -28,30 +28,38 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
 
-#: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
+#: Wraps the calibration samples of a method in a progress bar, or returns them unchanged.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-#: Attributes of a quantizer, all that ``ExportRecipe.combine`` keeps of a recipe: its improvements, and ``min_sqnr``.
-_NAMED, _ASKED = "arm_recipes_improve", "arm_recipes_min_sqnr"
+#: Attributes of the quantizer for ``algorithms`` and ``min_sqnr``: ``ExportRecipe.combine`` keeps only quantizers.
+_ALGORITHMS_ATTRIBUTE, _MIN_SQNR_ATTRIBUTE = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
 class AlgorithmRecipe(QuantizationRecipe):
-    """A ``QuantizationRecipe`` that names the improvements that its stage makes.
+    """A ``QuantizationRecipe`` with the quantization algorithms that its stage applies.
 
     Attributes:
-        algorithms: names, of ``options.ALGORITHMS``.
+        algorithms: names from ``options.ALGORITHMS`` and ``options.OPT_IN_ALGORITHMS``.
     """
 
     algorithms: Collection[str] = ALGORITHMS
 
 
 def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
-    """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
+    """The algorithms of a recipe.
+
+    For a combined recipe: the algorithms that all its quantizers share. For a recipe of another package: all default
+    algorithms.
+    """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
-    named = [getattr(quantizer, _NAMED) for quantizer in recipe.quantizers or () if hasattr(quantizer, _NAMED)]
+    named = [
+        getattr(quantizer, _ALGORITHMS_ATTRIBUTE)
+        for quantizer in recipe.quantizers or ()
+        if hasattr(quantizer, _ALGORITHMS_ATTRIBUTE)
+    ]
     return tuple(name for name in (named or [ALGORITHMS])[0] if all(name in names for names in named))
 
 
@@ -62,18 +70,19 @@ def quantization_recipe(
     train: Any = None,
     min_sqnr: float | None = None,
 ) -> AlgorithmRecipe:
-    """Quantization with ``quantizer``.
+    """Build the quantization part of a recipe.
 
     Args:
-        calibration: samples as ``Calibration`` takes them; None calibrates with the example inputs.
-        algorithms: names of improvements.
-        train: trains the prepared model that it is given; None quantizes after training.
-        min_sqnr: dB that rounding must leave of each result, or None.
+        quantizer: the quantizer; the algorithms and ``min_sqnr`` are stored on it.
+        calibration: samples as in ``Calibration``; None calibrates with the export's samples.
+        algorithms: names of quantization algorithms.
+        train: function that trains the prepared model; None for post-training quantization.
+        min_sqnr: minimum SQNR of each output in dB, or None.
     """
-    setattr(quantizer, _NAMED, algorithms)
-    setattr(quantizer, _ASKED, min_sqnr)
-    asked = {"qat": train, "min_sqnr": min_sqnr}
-    refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
+    setattr(quantizer, _ALGORITHMS_ATTRIBUTE, algorithms)
+    setattr(quantizer, _MIN_SQNR_ATTRIBUTE, min_sqnr)
+    options = {"qat": train, "min_sqnr": min_sqnr}
+    refusals: list[Any] = [_Refusal(name) for name, value in options.items() if value is not None]
     return AlgorithmRecipe(
         algorithms=algorithms,
         quantizers=[quantizer],
@@ -88,43 +97,43 @@ def quantization_recipe(
 
 @dataclass(frozen=True)
 class _Refusal:
-    """Pre-prepare pass that only ExecuTorch's own stage runs.
+    """Pre-prepare pass that rejects options which ExecuTorch's own quantization stage does not support.
 
-    It would train without rounding, and other weights, and knows of no signal-to-noise ratio.
+    Only that stage runs this pass. It would train without fake quantization, and it does not compute the SQNR.
 
     Attributes:
-        name: of the option.
+        name: name of the option.
     """
 
     name: str
 
     def __call__(self, model: GraphModule) -> GraphModule:
-        """Refuse.
+        """Reject the option.
 
         Raises:
             ValueError: always.
         """
-        raise ValueError(f"{self.name}: with the recipe's own quantizer alone, and through arm_recipes.export alone")
+        raise ValueError(f"{self.name}: needs arm_recipes.export, and the recipe's quantizer as the only quantizer")
 
 
 @dataclass(frozen=True)
 class SetTrainedRanges:
-    """Pre-convert pass of a model that was trained: it has the ranges that were found, and no weight is changed.
+    """Pre-convert pass of a trained model: sets the learned ranges. The weights are not changed.
 
     Attributes:
-        give: gives the ranges to the observers of a calibrated program.
+        apply: sets the ranges of the observers of a calibrated program.
     """
 
-    give: Callable[[ObservedProgram], None]
+    apply: Callable[[ObservedProgram], None]
 
     def __call__(self, observed: Any) -> Any:
-        """Give them."""
-        self.give(observed)
+        """Set the ranges."""
+        self.apply(observed)
         return observed
 
 
 def is_quantized(graph: torch.fx.Graph) -> bool:
-    """Whether a graph holds quantize or dequantize operators already."""
+    """Whether a graph contains quantize or dequantize operators."""
     return any(
         node.op == "call_function" and getattr(node.target, "namespace", None) == "quantized_decomposed"
         for node in graph.nodes
@@ -132,15 +141,15 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 
 
 class FastQuantizeStage(QuantizeStage):
-    """ExecuTorch's stage, but faster, for exported programs too, and leaving alone what is quantized already.
+    """A faster form of ExecuTorch's quantization stage. It accepts exported programs and skips quantized models.
 
-    It captures with ``strict=False`` first and calibrates without autograd. With a recipe of ours the captured program
-    itself is quantized, so that nothing has to be captured again; torchao's passes do it for other quantizers.
+    Captures with ``strict=False`` first and calibrates without autograd. With a quantizer of this package, the captured
+    program itself is quantized, so no second capture is needed. Other quantizers use torchao's passes.
 
     Attributes:
-        originals: what methods that were quantized by a recipe of ours were before.
-        losses: what rounding leaves of the results of these, see ``stages.measure_output_sqnr``.
-        notes: what the user is to be warned of.
+        float_programs: method -> program before quantization, for methods that this package's quantizer quantized.
+        output_sqnr: method -> SQNR of each output in dB, see ``quantization.diagnostics.measure_output_sqnr``.
+        notes: warnings for the user.
     """
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
@@ -148,15 +157,15 @@ class FastQuantizeStage(QuantizeStage):
         self._quantization_recipe: QuantizationRecipe = recipe
         self.capture = capture
         self._progress = progress
-        self.originals: dict[str, Original] = {}
-        self.losses: dict[str, dict[str, float]] = {}
+        self.float_programs: dict[str, FloatProgram] = {}
+        self.output_sqnr: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method; training with another quantizer is left to ExecuTorch's own stage.
+        """Quantize every method. ExecuTorch's own stage runs training with other quantizers.
 
         Raises:
-            ValueError: the model cannot be trained, or nothing says how.
+            ValueError: the model cannot be trained, or ``train_fn`` is missing.
         """
         recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
         if not recipe.quantizers or (recipe.is_qat and not self.is_ours):
@@ -186,17 +195,17 @@ class FastQuantizeStage(QuantizeStage):
 
     @property
     def recipe(self) -> QuantizationRecipe:
-        """What it quantizes by."""
+        """The quantization recipe of the stage."""
         return self._quantization_recipe
 
     @property
     def quantizers(self) -> list[Quantizer]:
-        """Those of the recipe."""
+        """The quantizers of the recipe."""
         return list(self._quantization_recipe.quantizers or [])
 
     @property
     def is_ours(self) -> bool:
-        """Whether the program itself is quantized, by a quantizer of ours alone."""
+        """Whether the only quantizer is of this package, so that the captured program itself is quantized."""
         from arm_backend_core.quantization.quantizer import ArmQuantizer
 
         recipe = self._quantization_recipe
@@ -204,13 +213,15 @@ class FastQuantizeStage(QuantizeStage):
         passes = [one for one in recipe.pre_prepare_passes or () if not isinstance(one, _Refusal)]
         return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
-    def observed(
+    def insert_observers(
         self, program: ExportedProgram, common: SharedTensors | None = None, *, alone: bool = True
     ) -> ObservedProgram:
-        """The program, which is edited, with observers where it will be quantized.
+        """Insert observers into a program.
 
         Args:
-            alone: it shares no observers with other methods.
+            program: is edited.
+            common: tensors that several methods share.
+            alone: the program shares no observers with other methods.
         """
         from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -221,7 +232,7 @@ class FastQuantizeStage(QuantizeStage):
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
-        """Methods are calibrated one after the other, each going on from the state that the last one left."""
+        """Quantize the programs. Methods are calibrated in order; each starts with the state that the last one left."""
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
         from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
@@ -237,12 +248,12 @@ class FastQuantizeStage(QuantizeStage):
             equalize(next(iter(programs.values())))
         captured = {method: copy_program(program) for method, program in programs.items()}
         alone = len(programs) == 1
-        observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
+        observed = {method: self.insert_observers(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:
             share_observers(observed, models)
         corrections = [] if trained else _corrections(list(observed.values()), algorithms)
         for method, model in observed.items():
-            self.calibrated(method, model, examples[method])
+            self.calibrate(method, model, examples[method])
         for model in observed.values() if not trained else ():
             model.concat_scales.apply()
         for correction in corrections:
@@ -250,41 +261,40 @@ class FastQuantizeStage(QuantizeStage):
         add_notes(observer for model in observed.values() for observer in model.observers.values())
         quantized = {}
         for method, model in observed.items():
-            quantized[method] = model.convert(partial(self._tell_losses, method))
+            quantized[method] = model.convert(partial(self._measure_sqnr, method))
             _check_results(method, captured[method], quantized[method])
-            self.originals[method] = Original(captured[method], model.float_constants, model.ranges)
+            self.float_programs[method] = FloatProgram(captured[method], model.float_constants, model.ranges)
         return quantized
 
-    def _tell_losses(self, method: str, model: ObservedProgram) -> None:
+    def _measure_sqnr(self, method: str, model: ObservedProgram) -> None:
         from arm_backend_core.quantization.diagnostics.output_sqnr import (
             MIN_SQNR_DB,
             describe_output_sqnr,
             measure_output_sqnr,
         )
 
-        with model.last_sample.preserve_states():  # other methods go on from these buffers
-            self.losses[method] = found = measure_output_sqnr(model) if model.samples else {}
-            if not found:
+        with model.last_sample.preserve_states():  # restores the buffers, which other methods continue from
+            self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.samples else {}
+            if not sqnr:
                 self._require_known(method)
-            elif min(found.values()) < max(self._asked, MIN_SQNR_DB):
-                text = describe_output_sqnr(model, method, found)
-                if min(found.values()) < self._asked:
-                    raise AccuracyError(f"min_sqnr={self._asked:g}: {text}")
+            elif min(sqnr.values()) < max(self._min_sqnr, MIN_SQNR_DB):
+                text = describe_output_sqnr(model, method, sqnr)
+                if min(sqnr.values()) < self._min_sqnr:
+                    raise AccuracyError(f"min_sqnr={self._min_sqnr:g}: {text}")
                 self.notes.append(text)
 
     @property
-    def _asked(self) -> float:
-        """``min_sqnr`` of the recipe; less than any where it has none."""
-        return max(getattr(quantizer, _ASKED, None) or -math.inf for quantizer in self.quantizers)
+    def _min_sqnr(self) -> float:
+        """``min_sqnr`` of the recipe in dB; minus infinity if it is not set."""
+        return max(getattr(quantizer, _MIN_SQNR_ATTRIBUTE, None) or -math.inf for quantizer in self.quantizers)
 
     def _require_known(self, method: str) -> None:
-        """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
-        if self._asked > 0:
+        """Raise ``AccuracyError`` if the recipe has a ``min_sqnr``, because the SQNR cannot be computed."""
+        if self._min_sqnr > 0:
             raise AccuracyError(
-                f"min_sqnr={self._asked:g}: what rounding leaves of the results of '{method}' is not known; it is "
-                "where the model is quantized here, results are of floating point, and it has no loops, draws no "
-                "random numbers, and finds no indices or sizes in numbers that are rounded: leave min_sqnr out, and "
-                "see result.compare(samples)"
+                f"min_sqnr={self._min_sqnr:g}: the SQNR of the outputs of '{method}' cannot be computed. This needs a "
+                "model that this export quantizes, with floating-point outputs, without loops, random numbers, and "
+                "indices or sizes computed from quantized values: remove min_sqnr, and use result.compare(samples)"
             )
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
@@ -295,10 +305,10 @@ class FastQuantizeStage(QuantizeStage):
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
-        model = self.calibrated(method, model, examples)
+        model = self.calibrate(method, model, examples)
         return self._apply_passes(convert(model), recipe.post_convert_passes)
 
-    def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
+    def calibrate(self, method: str, model: Any, examples: list[Inputs]) -> Any:
         """Run the samples through a prepared model."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
@@ -308,16 +318,16 @@ class FastQuantizeStage(QuantizeStage):
 
 
 def _check_results(method: str, captured: ExportedProgram, quantized: ExportedProgram) -> None:
-    """Quantization leaves shapes and dtypes of results as they were.
+    """Check that quantization preserves shapes and dtypes of the outputs.
 
     Raises:
-        ExportError: it does not.
+        ExportError: an output has another shape or dtype.
     """
-    wanted, made = _results(captured), _results(quantized)
-    if wanted != made:
+    expected, actual = _results(captured), _results(quantized)
+    if expected != actual:
         raise ExportError(
-            f"quantizing '{method}' made {made} of its results {wanted}: "
-            "a fault of this compiler, which should be reported"
+            f"quantizing '{method}' changed its outputs from {expected} to {actual}: "
+            "this is a bug of the compiler, please report it"
         )
 
 
@@ -328,7 +338,7 @@ def _results(program: ExportedProgram) -> list[str]:
 
 
 def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
-    """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
+    """Algorithms to apply after calibration, in this order. They install their observers in ``observed`` now."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 
@@ -341,17 +351,17 @@ def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:
     if source is None:
         return examples
-    return source.fitted(model) if isinstance(source, Calibration) else source()
+    return source.fit_batches(model) if isinstance(source, Calibration) else source()
 
 
 @dataclass(frozen=True)
-class Original:
-    """A method before it was quantized by us.
+class FloatProgram:
+    """A method before quantization.
 
     Attributes:
-        program: as it was captured.
-        floats: constants that are quantized, by the name that the quantized program's signature has for them.
-        ranges: the least and the largest value that calibration saw, by the name of the quantize operator.
+        program: the captured program.
+        floats: quantized constants in floating point, by their name in the quantized program's signature.
+        ranges: minimum and maximum of the calibration values, by the name of the quantize operator.
     """
 
     program: ExportedProgram

@@ -1,4 +1,4 @@
-"""Quantization-aware training: a model that computes with fake quantization, and the stage that trains one."""
+"""Quantization-aware training: the fake-quantized model, and the stage that trains it."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, Pattern
 from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, algorithms_of, is_quantized
 
-#: Calls in training after which batch norms keep their statistics.
+#: Training steps after which the batch norm statistics are frozen.
 BATCH_NORM_STEPS = 30
 METHOD = "forward"
 
 
 class FakeQuantizedModel(torch.nn.Module):
-    """A model, to be trained as it is: it is called as the model is, and gives what the program would.
+    """A model with fake quantization: same call signature as the model, with outputs rounded as in the program.
 
-    Parameters are the model's own, under ``model.``, and what ranges are learned, under ``ranges.``. Its state dict has
-    all that training depends on.
+    Its parameters are the model's own, under ``model.``, and the learned ranges, under ``ranges.``. The state dict
+    holds the complete training state.
 
     Attributes:
-        model: the model that was given.
-        ranges: of activations, in the order and by the names of the tensors of the program.
-        steps: calls in training so far.
-        batch_norm_steps: calls in training up to which batch norms normalize by the statistics of the batch, and update
-            the running ones; from then on these stay.
+        model: the model.
+        ranges: ranges of the activations, in program order, named by the tensors of the program.
+        steps: number of training steps (calls in training mode) so far.
+        batch_norm_steps: training steps during which batch norms use and update batch statistics; then the running
+            statistics are frozen.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class FakeQuantizedModel(torch.nn.Module):
         device = self._device()
         model.cpu()  # where observers compute
         form = self._form(self._examples[0])
-        self._begun = {name: named_tensors(model)[name].detach().clone() for name in form.state_names.values()}
+        self._initial_state = {name: named_tensors(model)[name].detach().clone() for name in form.state_names.values()}
         with torch.no_grad():
-            stage.calibrated(METHOD, form.observed, self._examples)
+            stage.calibrate(METHOD, form.observed, self._examples)
             form.observed.observe_untaken_branches()
         self._joined = form.observed.concat_scales.apply()
         found = activation_observers(form.observed)
@@ -90,14 +90,14 @@ class FakeQuantizedModel(torch.nn.Module):
         self.to(device)
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """What the model gives, rounded as the target rounds.
+        """Compute the model with fake quantization.
 
-        Inputs may be of any shapes that the model takes, as it is captured once for each; a model that is captured
-        already takes its own shapes alone.
+        Inputs may have any shapes that the model accepts; it is captured once per shape. A ``GraphModule`` accepts only
+        the shapes that it was captured with.
 
         Raises:
-            ValueError: inputs are others than the samples were, or lie elsewhere than the parameters.
-            ExportError: a parameter holds NaN or an infinity.
+            ValueError: the inputs differ from the samples in structure, or are on another device than the parameters.
+            ExportError: a parameter contains NaN or infinity.
         """
         sample = Inputs(*args, **keywords)
         leaves = self._pattern.check_form(sample, "the call")
@@ -113,23 +113,23 @@ class FakeQuantizedModel(torch.nn.Module):
         return results
 
     def export(self, samples: Any = None, **options: Any) -> Any:
-        """Refuse: the export that trains this model goes on when the training function returns.
+        """Reject the call: the export that trains this model continues when the training function returns.
 
         Raises:
             ExportError: always.
         """
-        raise ExportError("the export that trains this model goes on when the training function returns")
+        raise ExportError("the export that trains this model continues when the training function returns")
 
-    def trained(self) -> QuantizationRecipe:
-        """The recipe that quantizes the model with what was found.
+    def trained_recipe(self) -> QuantizationRecipe:
+        """The recipe that quantizes the model with the learned ranges.
 
         Raises:
-            ExportError: a parameter holds NaN or an infinity.
+            ExportError: a parameter contains NaN or infinity.
         """
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
                 raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
-        last = SetTrainedRanges(self.settle)
+        last = SetTrainedRanges(self.apply_ranges)
         return replace(
             self._quantization,
             is_qat=False,
@@ -138,26 +138,26 @@ class FakeQuantizedModel(torch.nn.Module):
             pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), last],
         )
 
-    def settle(self, observed: ObservedProgram) -> None:
-        """Let a calibrated program have the ranges that were found."""
+    def apply_ranges(self, observed: ObservedProgram) -> None:
+        """Set the learned ranges in a calibrated program."""
         self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
-        observed.observe_untaken_branches()  # now, as what an observer sees afterwards counts again
+        observed.observe_untaken_branches()  # before setting the ranges: later observations would change them
         for observer, span in zip(activation_observers(observed), self._spans(), strict=True):
             set_parameters(observer, span())
 
     def reset_state(self) -> None:
-        """Have buffers that the model writes hold what they held when it was prepared.
+        """Reset the buffers that the model writes to their values at preparation.
 
-        What calls leave in them is no result of the training: the end of it, ``eval()``, and ``export`` begin anew.
+        State that training calls leave in them is not a result of training, so ``eval()`` and ``export`` reset it.
         """
         tensors = named_tensors(self.model)
         with torch.no_grad():
-            for name, begun in self._begun.items():
+            for name, begun in self._initial_state.items():
                 tensors[name].copy_(begun)
 
     def train(self, mode: bool = True) -> Self:
-        """Dropout, batch norms and ranges as in training; captured modules have no ``train`` of their own."""
+        """Set the training flag of all modules. Captured modules do not implement ``train``."""
         if self.training and not mode:
             self.reset_state()
         for module in self.modules():
@@ -165,22 +165,22 @@ class FakeQuantizedModel(torch.nn.Module):
         return self
 
     def get_extra_state(self) -> dict[str, int]:
-        """How far training is, for ``state_dict``."""
+        """The number of training steps, for ``state_dict``."""
         return {"steps": self.steps}
 
     def set_extra_state(self, state: Mapping[str, int]) -> None:
-        """Go on from there."""
+        """Restore the number of training steps."""
         self.steps = state["steps"]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """A copy with a model and ranges of its own, for an average over steps, say."""
+        """A copy with its own model and ranges, for example for averaging weights over steps."""
         memo |= {id(one): one for one in self._constant_parts()}
         memo[id(self)] = twin = type(self).__new__(type(self))
         twin.__dict__ = copy.deepcopy({**self.__dict__, "_forms": {}}, memo)  # captured again where they are needed
         return twin
 
     def _constant_parts(self) -> tuple[Any, ...]:
-        """What a deep copy shares with the original."""
+        """Objects that a deep copy shares with the original."""
         return self._quantization, self._stage
 
     def _form(self, sample: Inputs) -> FakeQuantProgram:
@@ -188,26 +188,30 @@ class FakeQuantizedModel(torch.nn.Module):
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._forms:
             if self._forms and isinstance(self.model, GraphModule):
-                self._pattern.check(sample, "the call")  # what was captured has its shapes written in it
+                self._pattern.check(sample, "the call")  # a captured graph has fixed shapes
             example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with quiet(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
                     equalize_model(program, named_tensors(self.model))
-                form = FakeQuantProgram(program, self._stage.observed)
+                form = FakeQuantProgram(program, self._stage.insert_observers)
             if self._joined is not None:
                 self._fit_places(form.observed)
             self._forms[key] = form
         return self._forms[key]
 
     def _fit_places(self, observed: ObservedProgram) -> None:
-        """Operands of concatenations keep scales of their own where they did when the model was prepared."""
+        """Apply the concatenation scales that were chosen when the model was prepared.
+
+        Raises:
+            ExportError: the program has other quantized tensors than at preparation.
+        """
         observed.concat_scales.apply(self._joined)
         if list(map(_kind, activation_observers(observed))) != self._kinds:
             shapes = ", ".join(str(tuple(x.shape)) for x in self._pattern.leaves if isinstance(x, Tensor))
             raise ExportError(
-                "with these inputs and weights the model has other operators than it had when it was prepared with "
-                f"samples of shapes {shapes}: train and export with these, or prepare it with samples of the others"
+                "with these inputs and weights, the model has other operators than when it was prepared with samples "
+                f"of shapes {shapes}: train and export with these shapes, or prepare it with samples of the new shapes"
             )
 
     def _spans(self) -> list[QuantizationRange]:
@@ -233,16 +237,16 @@ class FakeQuantizedModel(torch.nn.Module):
 
     def _not_finite(self, what: str) -> str:
         return (
-            f"after {self.steps} training steps {what}: go back to a state dict from before, and train with a smaller "
+            f"after {self.steps} training steps {what}: restore an earlier state dict, and train with a smaller "
             "learning rate, clipped gradients (torch.nn.utils.clip_grad_norm_), or data without NaN"
         )
 
 
 def trainable(models: Mapping[str, Any]) -> torch.nn.Module:
-    """The one model that is to be trained, as a module.
+    """The model to train, as a module.
 
     Raises:
-        ValueError: there are several, or it is quantized already.
+        ValueError: there are several models, or the model is already quantized.
     """
     if len(models) != 1:
         raise ValueError(
@@ -270,13 +274,13 @@ def _name(place: Any) -> str:
 
 
 class TrainingQuantizeStage(FastQuantizeStage):
-    """The quantize stage of recipes that train: the recipe's function trains a copy of the model first."""
+    """The quantization stage of recipes with training: the recipe's function first trains a copy of the model."""
 
     def run(self, artifact: PipelineArtifact) -> None:
         """Train, then quantize.
 
         Raises:
-            ValueError: the model cannot be trained, or nothing says how.
+            ValueError: the model cannot be trained, or ``train_fn`` is missing.
         """
         if self._quantization_recipe.is_qat and self.is_ours:
             trained = self._trained(artifact.data, artifact.get_context("example_inputs"))
@@ -284,7 +288,7 @@ class TrainingQuantizeStage(FastQuantizeStage):
         super().run(artifact)
 
     def _trained(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
-        """A copy of the one model, trained by the recipe's function; what quantizes it is then known."""
+        """Train a copy of the model with the recipe's function, and set the recipe that quantizes it."""
         train: Callable[[Any], Any] | None = self._quantization_recipe.train_fn
         if train is None:
             raise ValueError("is_qat=True needs train_fn, a function that trains the model that it is given")
@@ -294,6 +298,6 @@ class TrainingQuantizeStage(FastQuantizeStage):
         prepared = FakeQuantizedModel(copy.deepcopy(trainable(models)), self, examples[method])
         with torch.enable_grad():
             train(prepared)
-        self._quantization_recipe = prepared.trained()
+        self._quantization_recipe = prepared.trained_recipe()
         prepared.eval().reset_state()
         return {method: prepared.model}

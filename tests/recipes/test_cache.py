@@ -23,8 +23,8 @@ from arm_backend_core.quantization import get_symmetric_a16w8_quantization_confi
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
 from arm_recipes.cli.main import main
 from arm_recipes.pipeline.cache import key
-from arm_recipes.pipeline.cache.digest import Digest, Unknown
-from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
+from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
+from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from tests.recipes.models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -145,7 +145,7 @@ def _keys(folder: Path, **options: Any) -> set[str]:
     asked = set[str]()
 
     class Recorded(Store):
-        def read(self, key: str) -> Saved | None:
+        def read(self, key: str) -> CacheEntry | None:
             asked.add(key)
             raise Asked
 
@@ -211,7 +211,7 @@ def _spoiled(file: Path, how: str) -> None:
     elif how == "a bit":
         file.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
     elif how == "another's":
-        store.write("0" * 64, Saved(*_read(store, file)))
+        store.write("0" * 64, CacheEntry(*_read(store, file)))
         store.file("0" * 64).replace(file)
     else:
         file.write_bytes(pickle.dumps(Evil()))
@@ -229,33 +229,33 @@ def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], t
     copied = Path(shutil.copy(file, tmp_path))
     assert Store(tmp_path).read(copied.stem) is not None
     _spoiled(copied, how)
-    with pytest.raises(Damaged, match=r"^it is no file of this cache|^its content is not what was written"):
+    with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content is not what was written"):
         Store(tmp_path).read(copied.stem)
 
 
 def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
     (file,) = made[0].glob("*.export")
     _spoiled(Path(shutil.copy(file, tmp_path)), "cut")
-    with pytest.warns(ArmRecipesWarning, match="is not used, its content is not what was written"):
+    with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content is not what was written"):
         again = _export(tmp_path)
     assert again.buffer == made[1].buffer
-    assert "written anew" in again.report.notes[-1]
+    assert "ignored and replaced" in again.report.notes[-1]
     third = _export(tmp_path)
     assert third.report.cached
-    assert not any("anew" in note for note in third.report.notes)
+    assert not any("ignored and replaced" in note for note in third.report.notes)
 
 
 def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
     store = Store(tmp_path)
     saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": ()})
     store.write("a", saved)
-    with pytest.raises(Damaged, match=r"'sys\.exit' is no part of a report"):
+    with pytest.raises(CorruptEntry, match=r"'sys\.exit' is not part of a report"):
         store.read("a")
 
 
 def test_readers_and_writers_at_the_same_time(tmp_path: Path, made: tuple[Path, ExportResult]) -> None:
     (file,) = made[0].glob("*.export")
-    saved = Saved(*_read(Store(made[0]), file))
+    saved = CacheEntry(*_read(Store(made[0]), file))
 
     def use(number: int) -> bool:
         store = Store(tmp_path)
@@ -274,9 +274,9 @@ def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
         return [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
 
     recipe = ExportRecipe.get_recipe(INT8, calibration_samples=drawn)
-    with pytest.warns(ArmRecipesWarning, match="others each time they are read"):
+    with pytest.warns(ArmRecipesWarning, match="differ each time they are read"):
         result = _export(tmp_path, recipe=recipe)
-    assert "others each time" in result.report.notes[-1]
+    assert "differ each time" in result.report.notes[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -296,23 +296,23 @@ def test_a_generator_is_calibrated_with_as_it_was_read(tmp_path: Path) -> None:
             lambda _: ExportRecipe.combine(
                 [ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), ExportRecipe.get_recipe(XNNPackRecipeType.FP32)]
             ),
-            "a recipe that is combined",
+            "a combined recipe",
         ),
-        (lambda folder: ExportRecipe.get_recipe(INT8, dump_dir=folder / "dump"), "what is written to dump_dir"),
+        (lambda folder: ExportRecipe.get_recipe(INT8, dump_dir=folder / "dump"), "the files in dump_dir"),
     ],
     ids=["combined", "dump_dir"],
 )
 def test_what_cannot_be_told_apart_is_not_kept(
     recipe: Callable[[Path], ExportRecipe], reason: str, tmp_path: Path
 ) -> None:
-    with pytest.warns(ArmRecipesWarning, match=f"not kept, as {reason}"):
+    with pytest.warns(ArmRecipesWarning, match=f"not cached, because .* {reason}"):
         _export(tmp_path / "cache", recipe=recipe(tmp_path))
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cache_dir: cannot make"):
+    with pytest.raises(ValueError, match="cache_dir: cannot create"):
         _export(tmp_path / "file" / "cache")
 
 
@@ -326,7 +326,7 @@ def test_the_command_line_keeps_programs(tmp_path: Path, capsys: pytest.CaptureF
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert '"cached": true' in printed.out
-    assert "warning: calibration saw only one sample" in printed.err
+    assert "warning: calibration used only one sample" in printed.err
     assert model.with_suffix(".pte").read_bytes() == written
 
 
@@ -366,5 +366,5 @@ def _wrapping(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse(), _wrapping])
 def test_what_may_be_anything_is_refused(value: Any) -> None:
-    with pytest.raises(Unknown):
+    with pytest.raises(NotCacheable):
         _digest([value])

@@ -128,7 +128,7 @@ def test_wrong_example_inputs_are_named_too() -> None:
 
 @pytest.mark.parametrize("source", [[(X[:1],)], None])
 def test_one_sample_is_warned_about(source: Any) -> None:
-    with pytest.warns(ArmRecipesWarning, match="calibration saw only one sample") as caught:
+    with pytest.warns(ArmRecipesWarning, match="calibration used only one sample") as caught:
         _export(source)
     assert [w.filename for w in caught if w.category is ArmRecipesWarning] == [__file__]
 

@@ -39,7 +39,7 @@ def test_export_prints_the_report_and_writes_the_program(small: Path, capsys: py
     assert main(arguments) == 0
     printed = capsys.readouterr()
     assert "ethos-u85-512" in printed.out
-    assert "warning: calibration saw only one sample" in printed.err
+    assert "warning: calibration used only one sample" in printed.err
     assert f"wrote {output}" in printed.err
     assert output.read_bytes()[4:6] == b"ET"
 
@@ -234,7 +234,7 @@ def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
         ("weights.pt", torch.nn.Linear(2, 2).state_dict(), "weights alone (a state dict)"),
         ("checkpoint.pt", {"epoch": 3, "model": torch.nn.Linear(2, 2).state_dict()}, "weights alone (a state dict)"),
         ("model.onnx", None, "an ONNX model"),
-        ("model.pte", None, "a program that is compiled already"),
+        ("model.pte", None, "an already compiled program"),
     ],
 )
 def test_other_kinds_of_files_are_told_apart(

@@ -75,7 +75,7 @@ def test_remainders_on_the_cpu_have_the_sign_of_the_divisor() -> None:
     inputs = (torch.arange(-4, 4, dtype=torch.int32), torch.tensor([3, -3] * 4, dtype=torch.int32))
     program = torch.export.export(Remainders(), inputs)
     manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    assert edge_manager.whole_remainders(manager) == []
+    assert edge_manager.lower_integer_remainder(manager) == []
     buffer = manager.to_executorch().buffer  # which the program reads as long as it runs
     run = portable_lib._load_for_executorch_from_buffer(buffer)
     for got, expected in zip(run.forward(inputs), Remainders()(*inputs), strict=True):

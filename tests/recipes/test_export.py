@@ -472,9 +472,11 @@ def test_int64_at_the_boundary_is_warned_about() -> None:
         def forward(self, index: Tensor) -> Tensor:
             return self.table(index)
 
-    with pytest.warns(ArmRecipesWarning, match=r"input 0 \('index'\) of 'forward' is int64, which TOSA does not have"):
+    with pytest.warns(
+        ArmRecipesWarning, match=r"input 0 \('index'\) of 'forward' is int64, which TOSA does not support"
+    ):
         result = export(Lookup().eval(), get(FP), [(torch.tensor([[1, 2]]),)])
-    assert any("int32 would save" in note for note in result.report.notes)
+    assert any("use int32 to avoid" in note for note in result.report.notes)
     assert torch.allclose(
         result.run(torch.tensor([[3, 0]])),
         result.exported_programs["forward"].module()(torch.tensor([[3, 0]])),

@@ -158,7 +158,11 @@ def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.Mon
         (U85, {"optimise": "fast"}, "optimise must be one of 'auto', 'performance', 'size'; got 'fast'"),
         (U85, {"optimise": None}, "optimise must be one of"),
         (ArmRecipeType.TOSA_INT8, {"optimise": "size"}, "unknown argument 'optimise'; it belongs to Ethos-U recipes"),
-        (U85, {"optimise": "size", "extra_flags": ["--optimise", "Size"]}, "extra_flags say it too, with '--optimise'"),
+        (
+            U85,
+            {"optimise": "size", "extra_flags": ["--optimise", "Size"]},
+            "extra_flags also set it, with '--optimise'",
+        ),
     ],
 )
 def test_what_cannot_be_is_an_error_at_once(recipe: ArmRecipeType, options: dict[str, Any], told: str) -> None:

@@ -20,7 +20,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, load, prepare_qat
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import Pattern, fitted
+from arm_recipes.samples.sample import Pattern, fit_batches
 
 X = torch.ones(1, 3)
 
@@ -177,9 +177,9 @@ def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
         ([(X,), (X, 2)], r"samples\[1\] of method 'forward' has 2 inputs, the model takes 1"),
         (
             [(X, 2), (X, 3)],
-            r"samples\[1\] .*, input 1 \('\[1\]'\) is 3, but 2 is what the model was captured with",
+            r"samples\[1\] .*, input 1 \('\[1\]'\) is 3, but the model was captured with 2",
         ),
-        ([(X, 1), (X, True)], r"samples\[1\] .*, input 1 \('\[1\]'\) is True, but 1 is what"),
+        ([(X, 1), (X, True)], r"samples\[1\] .*, input 1 \('\[1\]'\) is True, but the model was captured with 1"),
         ([(X,), (None,)], r"samples\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
         ([([X],), ([X, X],)], r"samples\[1\] of method 'forward' has another structure than the inputs"),
         ([{"a": X}, {"b": X}], r"samples\[1\] .* has the keyword inputs b, the model was captured with a"),
@@ -252,7 +252,9 @@ def test_what_is_no_tensor_is_a_constant(recipe: ArmRecipeType) -> None:
     assert torch.equal(again["y"], output["y"])
     assert torch.equal(program.run(x, -x, bias)[0], output["y"])
     assert output["factor"] == 2.5
-    with pytest.raises(ValueError, match=r"the call of 'forward', input 1 \('factor'\) is 3.0, but 2.5 is what"):
+    with pytest.raises(
+        ValueError, match=r"the call of 'forward', input 1 \('factor'\) is 3.0, but the model was captured with 2.5"
+    ):
         result.run(x, 3.0, sample[2], **sample.keywords)
     with pytest.raises(ValueError, match="has the keyword inputs none, the model was captured with settings, mode"):
         result.run(*sample)
@@ -303,8 +305,8 @@ def _batch_warnings(given: Any, model: Any = None, **options: Any) -> list[str]:
 @pytest.mark.parametrize("given", [_loader, lambda: _loader(), lambda: {"forward": _loader()}])
 def test_batches_of_a_data_loader_that_decide_the_program_are_told(given: Any) -> None:
     (told,) = _batch_warnings(given() if given is not _loader else given)
-    assert told.startswith("the DataLoader's batches of 32 make 'forward' a program of batch 32")
-    assert "give DataLoader(..., batch_size=1); or one sample as samples, and the DataLoader as" in told
+    assert told.startswith("'forward' is compiled for batch size 32, the batch size of the DataLoader")
+    assert "For batch size 1 use DataLoader(..., batch_size=1), or pass one sample as samples" in told
 
 
 def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() -> None:
@@ -341,19 +343,19 @@ def test_sweeps_and_training_tell_of_batches() -> None:
     assert "program of batch 32" in notes[0]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):
-        with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
-            assert "program of batch 32" in prepared.export().report.notes[0]
+        with pytest.warns(ArmRecipesWarning, match="batch size 32"):
+            assert "batch size 32" in prepared.export().report.notes[0]
         assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
 
 
 def test_what_all_items_of_a_batch_share_is_kept() -> None:
     pattern = Pattern.of_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
     shared = torch.ones(3)
-    found = list(fitted([Inputs(torch.arange(15.0).reshape(5, 3), shared)], pattern))
+    found = list(fit_batches([Inputs(torch.arange(15.0).reshape(5, 3), shared)], pattern))
     assert [sample[0][:, 0].tolist() for sample in found] == [[0, 3], [6, 9], [12, 12]]
     assert all(torch.equal(sample[1], shared) for sample in found)
     unfit = [Inputs(torch.zeros(5, 4), shared)]
-    assert list(fitted(unfit, pattern)) == unfit
+    assert list(fit_batches(unfit, pattern)) == unfit
 
 
 def test_dynamic_shapes_are_refused() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes._internal.messages import BudgetError
-from arm_recipes.report.layers import LayerCost, divided
+from arm_recipes.report.layers import LayerCost, apportion
 from tests.recipes.models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -134,7 +134,7 @@ def test_other_backends_have_no_layers() -> None:
     [(10, {"a": 1, "b": 2}, [3, 7]), (1, {"a": 5, "b": 5}, [1, 0]), (0, {"a": 1}, [0]), (7, {"a": 3, "b": 3}, [4, 3])],
 )
 def test_parts_add_up(amount: int, shares: dict[str, int], parts: list[int]) -> None:
-    assert list(divided(amount, shares).values()) == parts
+    assert list(apportion(amount, shares).values()) == parts
 
 
 def test_rows_without_a_module_have_a_name() -> None:

@@ -21,7 +21,7 @@ from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.edge.shared_weights import NotShared, Stream, shared
+from arm_recipes.stages.edge.shared_weights import Stream, UnsupportedStream, merge_constants
 from tests.models.decoder import Prefill, Sample, decoder, prompt
 from tests.verify_only import mark_verify
 
@@ -271,7 +271,7 @@ def _conv(weights: int, scales: int) -> tuple[int, ...]:
 def test_command_streams_with_one_region_of_constants() -> None:
     a, b, c, d = bytes([1] * 32), bytes([2] * 16), bytes([3] * 32), bytes([4] * 16)
     first, second = Stream(_stream(*_conv(0, 32))), Stream(_stream(*_conv(32, 16), *_conv(32, 64), *_conv(80, 64)))
-    region, (_, moved) = shared([first, second], [a + b, bytes(16) + d + a + b + c])
+    region, (_, moved) = merge_constants([first, second], [a + b, bytes(16) + d + a + b + c])
     assert region == a + b + bytes(16) + d + bytes(48) + c
     uses = [(use.address, use.length) for use in Stream(moved).uses]
     assert uses == [(0, 32), (64, 16), (0, 32), (32, 16), (128, 32), (32, 16)]
@@ -282,7 +282,7 @@ def test_an_address_of_a_constant_and_of_another_tensor() -> None:
     """Vela sets it once; moved, it is set again for each."""
     stream = Stream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
     assert stream.inserted == [56, 64]
-    _, (_, moved) = shared(
+    _, (_, moved) = merge_constants(
         [Stream(_stream(*_conv(16, 0))), stream], [bytes(16) + bytes([1] * 32), bytes([1] * 32) + bytes(16)]
     )
     again = Stream(moved)
@@ -292,5 +292,5 @@ def test_an_address_of_a_constant_and_of_another_tensor() -> None:
 
 
 def test_command_streams_that_are_not_followed() -> None:
-    with pytest.raises(NotShared, match="an address beyond the constants"):
-        shared([Stream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)
+    with pytest.raises(UnsupportedStream, match="an address beyond the constants"):
+        merge_constants([Stream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)

@@ -67,7 +67,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             U85,
             {"direct_drive": True, "extra_flags": ["--cop-format", "COP1"]},
-            "direct_drive=True sets --cop-format and --separate-io-regions: leave '--cop-format' out",
+            "direct_drive=True sets --cop-format and --separate-io-regions: remove '--cop-format'",
         ),
         (ArmRecipeType.TOSA_FP, {"extensions": "bf16"}, r"a single str; write extensions=\['bf16'\]"),
         (ArmRecipeType.VGF_INT8, {"extensions": [16]}, "extensions must be a list of names .*not a list of str"),
@@ -76,7 +76,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
             {"extensions": ["fp8e4m4"]},
             r"extensions: TOSA has no 'fp8e4m4'; did you mean 'fp8e4m3'\? \(allowed: int16, ",
         ),
-        (ArmRecipeType.VGF_FP, {"extensions": ["cf"]}, "the VGF converter takes no control flow"),
+        (ArmRecipeType.VGF_FP, {"extensions": ["cf"]}, "the VGF converter does not support control flow"),
         (U85, {"extensions": ["bf16"]}, "'extensions'; it belongs to TOSA and VGF recipes"),
         (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
         (
@@ -212,7 +212,7 @@ def test_lists_are_copied() -> None:
     ("given", "count"), [(512, 512), ("512", 512), ("384KiB", 393_216), ("1.5 MiB", 1_572_864), ("2mb", 2_000_000)]
 )
 def test_bytes_of_a_budget(given: int | str, count: int) -> None:
-    assert options.byte_count(given) == count
+    assert options.parse_bytes(given) == count
 
 
 def test_defaults_are_filled_in() -> None:

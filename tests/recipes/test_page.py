@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
-from arm_recipes.report.network import network
+from arm_recipes.report.network import build_network
 from arm_recipes.report.report import Report
 
 _BROWSER = [
@@ -79,7 +79,7 @@ def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
 
 def test_links_are_the_tensors_between_layers() -> None:
     report = _result().report
-    graph = network(report.delegates[0], report.layers)
+    graph = build_network(report.delegates[0], report.layers)
     assert graph is not None
     modules = [node["module"] or node["source"].split(",")[0] for node in graph["nodes"]]
     pairs = {(modules[a], modules[b]): count for a, b, count in graph["links"]}

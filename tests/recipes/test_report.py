@@ -78,13 +78,13 @@ Vela's estimates for arm_0
   NPU cycles    90,000
   total cycles  100,000
   inference     0.100 ms at 1000 MHz
-  SRAM          19.5 KiB of 9.8 KiB (more than the memory mode grants)
+  SRAM          19.5 KiB of 9.8 KiB (exceeds the limit of the memory mode)
   DRAM          0 B
   flash         300 B
-  fast scratch  5,120 B, of the SRAM
+  fast scratch  5,120 B, part of the SRAM
   MACs          1,234,567
-  weights       100 B encoded, 200 B before
-Conversions at the boundary
+  weights       100 B encoded, 200 B original
+Boundary conversions
   cortex_m.quantize_per_tensor.default  1  quantized_io=True: the program takes integers
 Operators on the CPU: 2
   2 x aten.<sort>  no rule & no way  model.py:3; model.py:9

@@ -124,7 +124,7 @@ def test_a_kernel_that_the_runtime_lacks_is_named() -> None:
         result.run(*vectors(1)[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not have")
+@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not support")
 @pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
 def test_int64_between_a_delegate_and_the_cpu(recipe: ArmRecipeType) -> None:
     """Delegates compute indices in int32; what reads them on the CPU wants int64."""
@@ -160,7 +160,7 @@ def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
 
     samples = [(torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(0, 2, 6).reshape(2, 3)) for _ in range(2)]
     options = {"quantized_io": True} if quantized_io else {}
-    with pytest.warns(ArmRecipesWarning, match=r"writes into its input 'x': .* returns the new value as output 0"):
+    with pytest.warns(ArmRecipesWarning, match=r"mutates its input 'x': .* returns the new value as output 0"):
         result = export(Shift().eval(), ExportRecipe.get_recipe(INT8 if quantized_io else FP, **options), samples)
     assert [value.name for value in result.outputs] == ["x_written", "output1", "output2"]
     program = arm_recipes.load(result.buffer)
@@ -177,7 +177,7 @@ def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
     assert torch.equal(given[0], before)
 
 
-@pytest.mark.filterwarnings("ignore:.*writes into its input", "ignore:.*is int64, which TOSA does not have")
+@pytest.mark.filterwarnings("ignore:.*mutates its input", "ignore:.*is int64, which TOSA does not support")
 def test_what_is_written_is_not_copied_first() -> None:
     """Index inputs of int64 are converted on the CPU, and ExecuTorch traces what is around the delegate anew."""
 

@@ -41,7 +41,7 @@ def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) ->
     assert found.operator == "aten.nextafter.default"
     assert found.reason.startswith("no kernel aten::nextafter.out: use another operator, or link")
     assert any("test_runnable.py" in source for source in found.sources)
-    assert "Without a kernel that can execute it\n  1 x aten.nextafter.default  no kernel" in str(result.report)
+    assert "Operators without a CPU kernel\n  1 x aten.nextafter.default  no kernel" in str(result.report)
     assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.nextafter.default"
     if recipe is FP:
         with pytest.raises(RunError, match=r"aten::nextafter\.out"):
@@ -90,13 +90,13 @@ def _per_channel(scale_dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
         (lambda x: Q(x, float("inf"), 0, -128, 127, torch.int8), "its scale is inf: calibrate with"),
         (lambda x: Q(x, 0.0, 0, -128, 127, torch.int8), "its scale is 0.0"),
         (lambda x: DQ(x.to(torch.int8), 1e-310, 0, -128, 127, torch.int8), "its scale is 1e-310"),
-        (lambda x: Q(x.bfloat16(), 0.5, 0, -128, 127, torch.int8), "its kernel does not take bfloat16: convert to"),
+        (lambda x: Q(x.bfloat16(), 0.5, 0, -128, 127, torch.int8), "its kernel does not support bfloat16: convert to"),
         (
             lambda x: DQ(x.to(torch.int8), 0.5, 0, -128, 127, torch.int8, out_dtype=torch.bfloat16),
-            "its kernel does not take bfloat16: convert to float32",
+            "its kernel does not support bfloat16: convert to float32",
         ),
-        (_per_channel(torch.float32), "its kernel takes scales of float64, these are float32"),
-        (lambda x: x.to(torch.uint16) + 1, "its kernel does not take uint16: convert to another type in the model"),
+        (_per_channel(torch.float32), "its kernel needs float64 scales, these are float32"),
+        (lambda x: x.to(torch.uint16) + 1, "its kernel does not support uint16: convert to another type in the model"),
         (torch.sort, "no kernel aten::sort.values"),
     ],
 )

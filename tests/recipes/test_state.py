@@ -242,7 +242,7 @@ def test_state_that_no_program_can_hold() -> None:
             return x + torch.rand(4, generator=torch.Generator().manual_seed(0))
 
     with pytest.raises(
-        arm_recipes.ExportError, match=r"uses a torch\.Generator, which no program can hold: .* register_buffer\(\)"
+        arm_recipes.ExportError, match=r"uses a torch\.Generator, which a program cannot hold: .* register_buffer\(\)"
     ):
         arm_recipes.export(Noisy().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.ones(1, 4),)])
 

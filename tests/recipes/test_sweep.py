@@ -313,7 +313,7 @@ def test_samples_are_those_of_export() -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cache_dir: cannot make"):
+    with pytest.raises(ValueError, match="cache_dir: cannot create"):
         sweep(Small().eval(), None, images(), cache_dir=tmp_path / "file" / "below", **EIGHT)
 
 

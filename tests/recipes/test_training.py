@@ -127,7 +127,7 @@ def _quantized(prepared: Prepared) -> ExportedProgram:
     """What ``prepared.export`` lowers."""
     recipe = copy.copy(prepared._recipe)
     assert recipe is not None
-    recipe.quantization_recipe = prepared.trained()
+    recipe.quantization_recipe = prepared.trained_recipe()
     prepared.model.eval()
     pipeline = Pipeline(
         recipe,
@@ -138,7 +138,7 @@ def _quantized(prepared: Prepared) -> ExportedProgram:
         strict=None,
         progress=False,
     )
-    return pipeline.quantized()[0]["forward"]
+    return pipeline.quantize_programs()[0]["forward"]
 
 
 @pytest.mark.parametrize(

@@ -324,8 +324,8 @@ def test_a_recipe_is_written_down(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[]", "is no recipe"),
-        ("{", "is no JSON file"),
+        ("[]", "is not a recipe"),
+        ("{", "is not a JSON file"),
         ('{"recipe": "ETHOSU_U58_INT8"}', "there is no recipe 'ETHOSU_U58_INT8'; did you mean"),
         ('{"recipe": "TOSA_INT8", "options": {"macs": 3}}', "unknown argument 'macs'"),
         ('{"recipe": "TOSA_INT8", "options": [1]}', "options must be a dict"),

@@ -25,7 +25,7 @@ from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
-VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) gave the numbers of the TOSA reference model"
+VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) are bit-equal with the TOSA reference model"
 
 
 @pytest.mark.parametrize("quantized_io", [False, True])
@@ -47,7 +47,7 @@ def test_every_method_and_every_delegate() -> None:
 
 def test_nothing_to_verify() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), verify=True)
-    assert result.report.notes[-1] == "verify: nothing was compiled for an Ethos-U, so there is nothing to compare"
+    assert result.report.notes[-1] == "verify: the program has no Ethos-U delegate, so there is nothing to compare"
 
 
 def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.Mon
     examples = dict.fromkeys(models, vectors(3))
     with pytest.raises(
         ExportError,
-        match=r"verify: delegate '\w+' of method 'between' gives other numbers than the TOSA graph that it was "
-        r"compiled from, for sample 0: 1 of 4 numbers of '\w+', the first at \[0, 2\]: -?\d+ in place of -?\d+\. "
-        r"It has aten\.linear\.default\. docs/contributors/vela\.md",
+        match=r"verify: delegate '\w+' of method 'between' differs from its TOSA graph for sample "
+        r"0: 1 of 4 elements of '\w+', the first at \[0, 2\]: -?\d+ instead of -?\d+\. "
+        r"Its operators are aten\.linear\.default\. docs/contributors/vela\.md",
     ):
         export(models, ExportRecipe.get_recipe(U55), examples, verify=True, output=tmp_path / "model.pte")
     assert not (tmp_path / "model.pte").exists()
@@ -98,10 +98,10 @@ def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(size_or_speed, "compile_payload", hasty)
     with pytest.raises(
         ExportError,
-        match=r"verify: delegate '\w+' of method 'forward' gives the right numbers here, and may give others on a "
-        r"device: a program for Ethos-U55-128 failed. In its command stream, NPU_OP_\w+ at byte \d+: it may read "
+        match=r"verify: delegate '\w+' of method 'forward' computes correct outputs in the emulator, but may differ "
+        r"on a device: a program for Ethos-U55-128 failed. In its command stream, NPU_OP_\w+ at byte \d+: it may read "
         r"byte \d+ of region [18] before the operation at byte \d+ has written it: a wait is missing "
-        r"\(layer-\d+, .*models\.py:\d+\)\. It has aten",
+        r"\(layer-\d+, .*models\.py:\d+\)\. Its operators are aten",
     ):
         export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
 
@@ -122,9 +122,11 @@ def test_the_report_tells_what_was_measured() -> None:
     assert figures.commands - sum(layer.commands for layer in figures.layers) == 1  # NPU_OP_STOP
     estimates = [layer.origin.estimate for layer in figures.layers]
     assert [estimate.macs for estimate in estimates if estimate] == [layer.macs for layer in figures.layers]
-    assert f"Measured for {record.name}, in the emulator" in str(result.report)
+    assert f"Emulator counts of {record.name}" in str(result.report)
     for what in (r"body\.0 +CONV2D +[\d,.]+ K?i?B read, 512 B written +\d+ cycles of Sram", r"body\.0 .* 13,824 MACs"):
-        assert re.search(rf"Layers of {record.name} that (move|multiply) most.*\n( .*\n)* +{what}", str(result.report))
+        assert re.search(
+            rf"Layers of {record.name} with the most (memory traffic|MACs).*\n( .*\n)* +{what}", str(result.report)
+        )
     told = result.report.to_dict()["measured"][record.name]["layers"]
     assert [layer["origin"]["module"] for layer in told] == [layer.origin.module for layer in figures.layers]
     assert re.search(r"scratch +[\d,.]+ K?i?B in use, [\d,.]+ K?i?B read, [\d,.]+ K?i?B written", str(result.report))

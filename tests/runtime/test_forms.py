@@ -710,7 +710,7 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
     assert tried == [True, False]
     assert len(result.report.delegates) == 1
-    assert any("no forms are chosen by their price" in note and "(1)" in note for note in result.report.notes)
+    assert any("search_alternatives is disabled" in note and "(1)" in note for note in result.report.notes)
     with pytest.raises(CompileError, match=r"Vela crashed \(3\)"):
         export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
 

@@ -76,7 +76,7 @@ class QuantizedProgram:
             strict=None,
             progress=False,
         )
-        programs, simplified = pipeline.quantized()
+        programs, simplified = pipeline.quantize_programs()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
         self._lowered: dict[Target, LoweredProgram | str] = {}
         self._arrays: dict[str, Array] = {}

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.files import made_folder, write
+from arm_recipes._internal.files import make_folder, write
 from arm_recipes.explore.sweep.rows import Figures
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class ResultStore:
     """
 
     def __init__(self, cache_dir: str | Path | None) -> None:
-        self._folder = None if cache_dir is None else made_folder(cache_dir, "cache_dir")
+        self._folder = None if cache_dir is None else make_folder(cache_dir, "cache_dir")
 
     def load_record(self, key: str) -> dict[str, Any] | None:
         """Load the record of a key; None if it is missing or invalid."""

@@ -116,7 +116,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
     inputs.check_static(models, None)
-    samples = inputs.with_loaders(samples)
+    samples = inputs.resolve_loaders(samples)
     originals = None if samples is None else inputs.sample_list(METHOD, samples)
     without_labels = (
         None if originals is None else [inputs.without_labels(models[METHOD], sample) for sample in originals]

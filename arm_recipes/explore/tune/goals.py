@@ -129,7 +129,7 @@ def _absolute_limit(name: str, value: Any, base: float | None) -> float:
             raise ValueError(f"budget: cycles must be an int, or a float factor such as 1.1; got {value!r}")
         return value
     try:
-        return options.byte_count(value)
+        return options.parse_bytes(value)
     except ValueError as error:
         raise ValueError(
             f"budget: {name} must be bytes (int), a text such as '512KiB', or a float factor; got {value!r}: {error}"

@@ -133,13 +133,13 @@ def _candidate_precisions(
     recipe: ArmRecipe, requested: Sequence[str] | None, budget: Mapping[str, Any] | None
 ) -> list[str]:
     """Return the precisions to choose from, the recipe's own first."""
-    own = names.of_recipe(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
+    own = names.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if requested is None:
         candidates = ["A16W8", *(["A8W4"] if budget and "flash" in budget else [])]
         candidates += [names.FLOAT] if names.FLOAT in names.allowed(recipe.type_name) else []
     else:
         candidates = [requested] if isinstance(requested, str) else list(requested)
-        problem = names.problem({str(i): name for i, name in enumerate(candidates)})
+        problem = names.find_problem({str(i): name for i, name in enumerate(candidates)})
         if problem is not None:
             raise ValueError(f"candidate_precisions: {problem}")
         names.check(recipe.type_name, candidates)

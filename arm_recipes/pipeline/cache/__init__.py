@@ -1,1 +1,1 @@
-"""Exports that are answered from a folder: what was made of the same model, samples and recipe before."""
+"""Export cache: a folder of compiled programs, by a digest of model, samples, recipe and toolchain."""

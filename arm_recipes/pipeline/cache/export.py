@@ -1,4 +1,4 @@
-"""One export with a cache: found there, or put there when it is done."""
+"""One export with a cache: look up the program, or store it after the export."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.export import ExportedProgram
 
 from arm_recipes._internal.messages import warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
-from arm_recipes.pipeline.cache.digest import Unknown
+from arm_recipes.pipeline.cache.digest import NotCacheable
 from arm_recipes.pipeline.cache.key import ReadSamples, key_of
-from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
+from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import Sized
+from arm_recipes.samples.sizes import SizedMethod
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.pipeline import Pipeline
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class CachedExport:
-    """A folder of exports, and the one that is wanted.
+    """The cache lookup of one export.
 
     Attributes:
-        recipe: to export by: that of the user, but that it tells what is read of calibration data.
-        notes: for the report.
+        recipe: the user's recipe, with calibration data that records a digest of the samples that are read.
+        notes: notes for the report.
 
     Raises:
-        ValueError: nothing can be written in the folder.
+        ValueError: the folder is not writable.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CachedExport:
         recipe: ExportRecipe,
         models: Mapping[str, Model],
         examples: Examples,
-        sized: Mapping[str, Sized],
+        sized: Mapping[str, SizedMethod],
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
@@ -54,89 +54,94 @@ class CachedExport:
         self._key: str | None = None
         self._read: frozenset[str] = frozenset()
         self._samples: ReadSamples | None = None
-        self.recipe = self._watched(recipe)
+        self.recipe = self._record_calibration(recipe)
         self.notes: list[str] = []
 
-    def _watched(self, recipe: ExportRecipe) -> ExportRecipe:
+    def _record_calibration(self, recipe: ExportRecipe) -> ExportRecipe:
         quantization = recipe.quantization_recipe
         source: Any = None if quantization is None else quantization.calibration_inputs_fn
         if not isinstance(source, Calibration):
             return recipe
         self._samples = ReadSamples(source)
-        watched, own = copy.copy(recipe), copy.copy(quantization)
-        assert own is not None
-        own.calibration_inputs_fn, watched.quantization_recipe = self._samples, own
-        return watched
+        new_recipe, new_quantization = copy.copy(recipe), copy.copy(quantization)
+        assert new_quantization is not None
+        new_quantization.calibration_inputs_fn, new_recipe.quantization_recipe = self._samples, new_quantization
+        return new_recipe
 
     def find(self, pipeline: Pipeline, notes: Sequence[str], make: Callable[[], Artifact]) -> Artifact | None:
-        """What was made of the same before.
+        """Look up the artifact of an identical export; None if there is none.
 
         Args:
-            pipeline: captures the models.
-            notes: of the models and samples as they were given, which the report has.
-            make: exports after all, for what a cache has not.
+            pipeline: captures the models, for the key.
+            notes: notes about the arguments, which are part of the report.
+            make: runs the export, for parts that the cache does not store.
         """
         start = time.perf_counter()
-        programs = pipeline.captured()
+        programs = pipeline.capture_programs()
         captured = time.perf_counter()
         try:
             self._key = self._key_of(programs, notes)
             saved = self._store.read(self._key)
-        except Unknown as what:
-            self._note(f"cache_dir: this export is not kept, as {what} is not part of what the cache can tell apart")
+        except NotCacheable as what:
+            self._note(f"cache_dir: this export is not cached, because the cache key cannot include {what}")
             return None
-        except Damaged as reason:
-            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is not used, {reason}; it is written anew")
+        except CorruptEntry as reason:
+            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is ignored and replaced: {reason}")
             return None
         if saved is None:
             return None
         for text in saved.warnings:
             warn(text)
         shapes = {method.name: [output.shape for output in method.outputs] for method in saved.report.methods}
-        for one in self._sized.values():
-            one.find_outputs({name: shapes[name] for name in one.methods})
-        note = "the program was taken from cache_dir: an earlier export made it of the same model, samples and recipe"
+        for sized in self._sized.values():
+            sized.find_outputs({name: shapes[name] for name in sized.methods})
+        note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
         report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
         patterns = {name: Pattern.of_program(program) for name, program in programs.items()}
         out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
-        parts = _Later(programs, make)
+        parts = _DeferredParts(programs, make)
         return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
 
-    def keep(self, result: Artifact, warnings: Sequence[str]) -> None:
-        """Put an export there, unless calibration read other samples than the key was made of; adds notes to it."""
+    def store(self, result: Artifact, warnings: Sequence[str]) -> None:
+        """Store an export and add the notes to its report.
+
+        Nothing is stored if calibration read other samples than those in the key.
+        """
         if self._samples is not None and self._samples.digests != self._read:
             self._key = None
-            self._note("cache_dir: this export is not kept, as its calibration data are others each time they are read")
+            self._note(
+                "cache_dir: this export is not cached, because its calibration data differ each time they are read"
+            )
         if self._key is not None:
-            self._store.write(self._key, Saved(result.report, b"".join(result.pieces), tuple(warnings)))
+            self._store.write(self._key, CacheEntry(result.report, b"".join(result.pieces), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
     def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
         recipe = self.recipe
         if not isinstance(recipe, ArmRecipe):
-            raise Unknown("a recipe that is combined, or not this package's,")
-        for option, what in (("qat", "what trains (qat)"), ("dump_dir", "what is written to dump_dir")):
+            raise NotCacheable("a combined recipe or a recipe of another package")
+        for option, what in (("qat", "the training function (qat)"), ("dump_dir", "the files in dump_dir")):
             if recipe.options.get(option) is not None:
-                raise Unknown(what)
+                raise NotCacheable(what)
         if self._samples is not None:
             for program in programs.values():
                 self._samples.read_all(Pattern.of_program(program))
             self._read = frozenset(self._samples.digests)
-        sized = {name: one.told() for name, one in self._sized.items()}
-        more = sized, self._constants, list(notes), sorted(self._read)
-        return key_of(recipe, self._models, programs, self._examples, more)
+        sized = {name: method.to_dict() for name, method in self._sized.items()}
+        extra = sized, self._constants, list(notes), sorted(self._read)
+        return key_of(recipe, self._models, programs, self._examples, extra)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)
         warn(text)
 
 
-class _Later:
-    """Makes the parts of an export that was found, when they are asked for; the model must be as it was.
+class _DeferredParts:
+    """Runs the export for the parts of a cached artifact, on first use; the model must be unchanged.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the model has changed since the lookup.
     """
 
     def __init__(self, programs: Mapping[str, ExportedProgram], make: Callable[[], Artifact]) -> None:
@@ -152,7 +157,7 @@ class _Later:
         changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
         if changed is not None:
             raise ValueError(
-                f"the model has been changed since the export: '{changed}' was written, so that what a cache does not "
-                "hold cannot be made any more. Ask for it before you go on training, or export again"
+                f"the model has changed since the export: '{changed}' was written. The cache does not store this part "
+                "of the result, and it cannot be recomputed. Access it before further training, or export again"
             )
         return self._make().parts

@@ -1,7 +1,7 @@
-"""What an export is made of, as a key: captured graphs with their weights, samples, recipe, and all code that makes it.
+"""Cache key of an export: a digest of captured graphs with weights, samples, recipe, and toolchain.
 
-A model's Python is not in it, as what it does is in the captured graph: with every operator, the line that it comes
-from, and every tensor. So a key takes the time of a capture.
+The Python code of the model is not part of the key. The captured graph represents it: every operator with its source
+line, and every tensor. So computing a key takes a capture.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.program import tensor_identity
 from arm_recipes._internal.versions import TOOLS, version
-from arm_recipes.pipeline.cache.digest import Digest, Unknown
-from arm_recipes.recipe.recipe import NO_TEXT, ArmRecipe
+from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
+from arm_recipes.recipe.recipe import NOT_SERIALIZABLE, ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.inputs import Model
 from arm_recipes.samples.sample import Inputs, Pattern
 
-#: What an operator's metadata has that reaches the program or its report.
+#: Metadata of a node that affects the program or its report.
 _META = ("val", "stack_trace", "custom")
-#: Settings of ours from outside, which choose tools.
+#: Environment variables that select tools.
 _VARIABLES = ("ARM_BACKEND_CORE_STRICT", "MODEL_CONVERTER_PATH", "MODEL_CONVERTER_LIB_DIR")
 
 
 class ReadSamples(Calibration):
-    """Calibration data that are told apart by what is read of them, each time that all are read.
+    """Calibration data that records a digest of the samples at each complete iteration.
 
     Attributes:
-        digests: of what was read.
+        digests: the recorded digests.
     """
 
     def __init__(self, source: Calibration) -> None:
@@ -48,7 +48,7 @@ class ReadSamples(Calibration):
         self.digests: set[str] = set()
 
     def read_all(self, pattern: Pattern) -> None:
-        """Read the samples that a model of this pattern is calibrated with, for the digest alone."""
+        """Iterate over the samples for a model with this pattern, to record their digest."""
         for _ in self._samples(pattern):
             pass
 
@@ -66,32 +66,35 @@ def key_of(
     models: Mapping[str, Model],
     programs: Mapping[str, ExportedProgram],
     examples: Mapping[str, Any],
-    more: Any,
+    extra: Any,
 ) -> str:
-    """The key of an export.
+    """The cache key of an export.
 
     Args:
-        programs: the models, captured.
-        more: what else decides what it makes.
+        recipe: the recipe.
+        models: method -> model.
+        programs: method -> captured model.
+        examples: method -> samples.
+        extra: other arguments that affect the program or its report.
 
     Raises:
-        Unknown: something of it cannot be told; the message names it.
+        Unknown: the content of a part cannot be determined; the message names it.
     """
     digest = Digest()
-    digest.add(made_by())
+    digest.add(toolchain())
     _add_recipe(digest, recipe)
     places: dict[Any, int] = {}
     for method, program in programs.items():
         digest.add(method)
         _add_program(digest, program, places)
-    digest.add(_shared(models))
+    digest.add(_module_identities(models))
     digest.add({method: list(samples) for method, samples in examples.items()})
-    digest.add(more)
+    digest.add(extra)
     return digest.hexdigest()
 
 
-def made_by() -> dict[str, Any]:
-    """All that makes a program, but what it is given."""
+def toolchain() -> dict[str, Any]:
+    """Everything besides the arguments that affects the program: sources, tool versions, platform, environment."""
     variables = {name: os.environ.get(name) for name in _VARIABLES}
     converter = Path(variables["MODEL_CONVERTER_PATH"] or "")
     stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
@@ -109,14 +112,14 @@ def made_by() -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def sources() -> str:
-    """Of this package and its core: a digest of all Python files."""
+    """Digest of all Python files of this package and of the compiler core."""
     import arm_backend_core
 
     return digest_of_sources([Path(__file__).parents[2], Path(arm_backend_core.__file__).parent])
 
 
 def digest_of_sources(packages: Iterable[Path]) -> str:
-    """Of all Python files below these folders, with their names."""
+    """Digest of names and contents of all Python files below these folders."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):
@@ -126,19 +129,22 @@ def digest_of_sources(packages: Iterable[Path]) -> str:
 
 
 def _add_recipe(digest: Digest, recipe: ArmRecipe) -> None:
-    """A recipe as it is now: whoever made it may have changed its quantizer since."""
+    """Add a recipe in its current state: its quantizer may have been modified after ``get_recipe``."""
     digest.add(recipe.to_dict())
     for name, value in vars(recipe).items():
         if name == "options":
-            digest.add({key: item for key, item in value.items() if key not in NO_TEXT})
+            digest.add({key: item for key, item in value.items() if key not in NOT_SERIALIZABLE})
         elif name != "quantization_recipe" or value is None:
-            digest.add((name, _settled(value) if isinstance(value, ExecutorchBackendConfig) else value))
+            digest.add((name, _normalize_config(value) if isinstance(value, ExecutorchBackendConfig) else value))
         else:
             digest.add({key: None if isinstance(item, Calibration) else item for key, item in vars(value).items()})
 
 
-def _settled(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """With what ExecuTorch writes from it into its pass, which is one for all exports of a process."""
+def _normalize_config(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
+    """Copy a configuration and set the field that ExecuTorch copies into its memory planning pass.
+
+    All exports of a process share that pass object, so its state would depend on earlier exports.
+    """
     config, name = copy.copy(config), "enable_non_cpu_memory_planning"
     if hasattr(config.memory_planning_pass, name):
         config.memory_planning_pass = copy.copy(config.memory_planning_pass)
@@ -146,8 +152,8 @@ def _settled(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     return config
 
 
-def _shared(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
-    """Modules of each method by path and number: where methods have one in common, they get the same scales there."""
+def _module_identities(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
+    """(method, path, number) of each module; equal numbers mean a module that methods share, with shared scales."""
     numbers: dict[int, int] = {}
     modules = ((method, model) for method, model in models.items() if isinstance(model, torch.nn.Module))
     return [
@@ -158,7 +164,7 @@ def _shared(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
 
 
 def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int]) -> None:
-    """``places``: numbers of tensors that were met, in this program or another one."""
+    """Add a program; ``places`` maps the identity of each tensor seen so far, in any program, to a number."""
     _add_graph(digest, program.graph_module)
     signature = program.graph_signature
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.input_specs])
@@ -166,8 +172,8 @@ def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int
     digest.add((program.call_spec.in_spec, program.call_spec.out_spec))
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         if not isinstance(tensor, torch.Tensor):
-            raise Unknown(f"'{name}' of the model, a {type(tensor).__name__}")
-        # What is one tensor under two names is read once, and written as one.
+            raise NotCacheable(f"'{name}' of the model, a {type(tensor).__name__}")
+        # A tensor with two names is hashed once; the number records the sharing.
         place = tensor_identity(tensor)
         digest.add((name, places.setdefault(place, len(places))))
         if places[place] == len(places) - 1:
@@ -181,11 +187,11 @@ def _add_graph(digest: Digest, module: GraphModule) -> None:
         digest.add([node.meta.get(name) for name in _META])
         digest.add(str(node.meta.get("nn_module_stack")))
         if node.op == "get_attr":
-            held = attrgetter(str(node.target))(module)
-            if isinstance(held, GraphModule):
-                _add_graph(digest, held)
+            attribute = attrgetter(str(node.target))(module)
+            if isinstance(attribute, GraphModule):
+                _add_graph(digest, attribute)
             else:
-                digest.add(held)
+                digest.add(attribute)
 
 
 def _target(node: Node) -> Any:

@@ -1,4 +1,4 @@
-"""Files of a cache: each is whole and what was written, or it is not read."""
+"""Cache files: written atomically, and read only if their checksum matches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_recipes._internal.files import made_folder, write
+from arm_recipes._internal.files import make_folder, write
 from arm_recipes.report.report import Report
 
 _MAGIC = b"arm-recipes export 1\n"
 _DIGEST = hashlib.sha256().digest_size
-#: Modules with the classes that a report consists of. Nothing else is made of what a file says.
+#: Modules with the classes of a report. The unpickler creates no other classes.
 _MODULES = (
     "arm_recipes.report.report",
     "arm_recipes.report.record",
@@ -27,12 +27,13 @@ _MODULES = (
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What an export made.
+class CacheEntry:
+    """A cached export.
 
     Attributes:
-        program: the ``.pte``, before its checksum is put in.
-        warnings: that were given.
+        report: the report of the export.
+        program: the ``.pte``, without its checksum.
+        warnings: the warnings of the export.
     """
 
     report: Report
@@ -40,56 +41,56 @@ class Saved:
     warnings: tuple[str, ...]
 
 
-class Damaged(Exception):
-    """A file holds something else than what was written; the message says what is wrong."""
+class CorruptEntry(Exception):
+    """A cache file is unreadable or was modified; the message says what is wrong."""
 
 
 class Store:
-    """A folder of exports by their keys. Several processes may use it at the same time.
+    """A folder of cached exports by key. Several processes may use it concurrently.
 
     Raises:
-        ValueError: nothing can be written there.
+        ValueError: the folder is not writable.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self._folder = made_folder(folder, "cache_dir")
+        self._folder = make_folder(folder, "cache_dir")
 
     def file(self, key: str) -> Path:
-        """Of a key, whether it is there or not."""
+        """The path of a key's file, which may not exist."""
         return self._folder / f"{key}.export"
 
-    def read(self, key: str) -> Saved | None:
-        """What was written under a key, None if nothing was.
+    def read(self, key: str) -> CacheEntry | None:
+        """Read the entry of a key; None if there is none.
 
         Raises:
-            Damaged: the file cannot be read, or is something else.
+            Damaged: the file is unreadable, or its content is not what was written.
         """
         try:
             data = self.file(key).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise Damaged(f"it cannot be read: {error.strerror}") from error
+            raise CorruptEntry(f"it cannot be read: {error.strerror}") from error
         start = len(_MAGIC) + _DIGEST
         if not data.startswith(_MAGIC):
-            raise Damaged("it is no file of this cache")
+            raise CorruptEntry("it is not a file of this cache")
         content = memoryview(data)[start:]
-        if data[len(_MAGIC) : start] != _sealed(key, content):
-            raise Damaged("its content is not what was written")
+        if data[len(_MAGIC) : start] != _entry_digest(key, content):
+            raise CorruptEntry("its content is not what was written")
         try:
             report, program, warnings = _Reader(io.BytesIO(content)).load()
-        except Exception as error:  # what pickle raises depends on what is there
-            raise Damaged(f"{type(error).__name__}: {error}") from error
-        return Saved(report, program, warnings)
+        except Exception as error:  # pickle raises exceptions of many types
+            raise CorruptEntry(f"{type(error).__name__}: {error}") from error
+        return CacheEntry(report, program, warnings)
 
-    def write(self, key: str, saved: Saved) -> None:
-        """Keep an export; a file that is there is replaced."""
+    def write(self, key: str, saved: CacheEntry) -> None:
+        """Store an export; an existing file is replaced."""
         content = pickle.dumps((saved.report, saved.program, saved.warnings), protocol=5)
-        write(self.file(key), _MAGIC, _sealed(key, content), content)
+        write(self.file(key), _MAGIC, _entry_digest(key, content), content)
 
 
-def _sealed(key: str, content: bytes | memoryview) -> bytes:
-    """The digest of a file's content, with the key that it was written under."""
+def _entry_digest(key: str, content: bytes | memoryview) -> bytes:
+    """Digest of the key and the content of a file."""
     digest = hashlib.sha256(key.encode())
     digest.update(content)
     return digest.digest()
@@ -98,5 +99,5 @@ def _sealed(key: str, content: bytes | memoryview) -> bytes:
 class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module not in _MODULES or "." in name:
-            raise pickle.UnpicklingError(f"'{module}.{name}' is no part of a report")
+            raise pickle.UnpicklingError(f"'{module}.{name}' is not part of a report")
         return super().find_class(module, name)

@@ -1,4 +1,4 @@
-"""Capture a model with ``torch.export``: fast where the model allows it; errors name the user's line."""
+"""Capture of a model with ``torch.export``: ``strict=False`` if the model allows it; errors name the user's line."""
 
 from __future__ import annotations
 
@@ -19,30 +19,33 @@ from torch.fx import Graph
 from arm_backend_core.program import mutated_buffers, tensor_identity
 from arm_recipes._internal.error_location import describe
 from arm_recipes._internal.messages import ExportError, warn
-from arm_recipes.samples.sample import Inputs, make_known
-from arm_recipes.stages.capture.data_dependent_shapes import settle_sizes
-from arm_recipes.stages.capture.trace_constants import Known, recurrent_layers_by_shape, unchecked
+from arm_recipes.samples.sample import Inputs, register_dataclasses
+from arm_recipes.stages.capture.data_dependent_shapes import resolve_sizes
+from arm_recipes.stages.capture.trace_constants import (
+    TraceConstants,
+    recurrent_layers_by_shape,
+    skip_distribution_checks,
+)
 from arm_recipes.stages.capture.training_mode import training_behavior
-from arm_recipes.stages.capture.uint8 import move_real_numbers
+from arm_recipes.stages.capture.uint8 import move_casts_outward
 
-#: What PyTorch says of classes that it can take apart once they are registered.
+#: Part of PyTorch's error message for classes that are not registered as pytree nodes.
 _UNKNOWN = "need to register a pytree for it"
-#: Where functions are from that begin and end a level of ``torch.vmap``.
+#: Module of the functions that enter and leave a level of ``torch.vmap``.
 _VMAP = "torch._functorch.predispatch"
 
 
 class Capture:
-    """Calls ``torch.export.export``.
+    """Captures models with ``torch.export.export``.
 
-    ``strict=False`` runs the model's Python once; ``strict=True`` interprets its bytecode, which takes about
-    six times as long and accepts a few models that the other does not.
+    ``strict=False`` runs the model's Python code once. ``strict=True`` interprets its bytecode: it takes about six
+    times as long, and accepts a few models that ``strict=False`` does not.
 
     Args:
         strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
 
     Attributes:
-        notes: one line for each method that needed ``strict=True``, and for each part of one that behaves as in
-            training.
+        notes: one sentence for each method that needed ``strict=True``, and for each kind of training behaviour.
     """
 
     def __init__(self, strict: bool | None) -> None:
@@ -53,27 +56,31 @@ class Capture:
     def ahead(
         self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
-        """Export ``model`` now; whoever exports the method next gets this program."""
+        """Capture ``model`` now and keep the program for the next call with this method."""
         self._ahead[method] = program = self(method, model, example, dynamic_shapes)
         return program
 
     def __call__(
         self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
-        """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
+        """Capture ``model``.
+
+        Raises:
+            ExportError: the model raised an exception during tracing.
+        """
         if method in self._ahead:
             return self._ahead.pop(method)
         first = bool(self._strict)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
         def restore() -> None:
-            with torch.no_grad():  # what PyTorch takes for a constant, it writes while it traces
+            with torch.no_grad():  # tracing writes to buffers that PyTorch treats as constants
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
         try:
             program = self._export(model, example, dynamic_shapes, first)
-            if _find_buffers(program):
+            if _unify_buffers(program):
                 restore()
             _check_state(program)
         except Exception as error:
@@ -86,7 +93,7 @@ class Capture:
                     program = self._export(model, example, dynamic_shapes, True)
                     _check_state(program)
                 except Exception:
-                    # Most models that fail do so both ways; the first message is the plain Python one.
+                    # Most failing models fail in both modes; the message of strict=False is plain Python.
                     pass
                 else:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
@@ -97,10 +104,12 @@ class Capture:
         return program
 
     def inspect(self, method: str, program: ExportedProgram, *, given: bool = False) -> None:
-        """Warn of what a program does as in training, and note it.
+        """Warn about operators of a program that behave as in training mode.
 
         Args:
-            given: it was captured elsewhere, in a mode that nobody here knows.
+            method: name of the method.
+            program: the captured program.
+            given: the user captured the program, maybe in training mode.
         """
         for text in training_behavior(program, captured_elsewhere=given):
             note = f"'{method}' {text}"
@@ -109,49 +118,49 @@ class Capture:
 
     @staticmethod
     def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:
-        """Make dataclasses known that the model returns; whether there are any."""
+        """Register unknown dataclasses in the model's outputs; returns whether there were any."""
         with torch.no_grad():
-            return make_known(model(*example, **example.keywords))
+            return register_dataclasses(model(*example, **example.keywords))
 
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
-        # When it fails, torch prints the graph it has so far; the exception says what is needed.
-        known = Known(model)
-        answers = contextlib.nullcontext() if strict else known  # strict capture takes no Python of ours in between
+        # On failure, torch prints the partial graph; the exception has the relevant information.
+        known = TraceConstants(model)
+        answers = contextlib.nullcontext() if strict else known  # strict capture does not support function modes
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with torch.no_grad(), unchecked(), recurrent_layers_by_shape(), answers, quiet as printed:
+        with torch.no_grad(), skip_distribution_checks(), recurrent_layers_by_shape(), answers, quiet as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
             if any(getattr(node.target, "__module__", "") == _VMAP for node in program.graph.nodes):
-                # Its levels, which are calls in the graph, hold while PyTorch traces the operators between them.
+                # The graph enters and leaves vmap levels by calls; run_decompositions traces the operators in between.
                 program = program.run_decompositions({})
         sys.stderr.write(printed.getvalue())
-        _tidy(program)
-        settle_sizes(program)
-        move_real_numbers(program)
-        _check_branches(program, known.asked)
+        _simplify(program)
+        resolve_sizes(program)
+        move_casts_outward(program)
+        _check_branches(program, known.queried)
         return program
 
 
-def _tidy(program: ExportedProgram) -> None:
-    """Take out what adds nothing, and no target has.
+def _simplify(program: ExportedProgram) -> None:
+    """Remove operators without effect that no target supports.
 
-    Where the model catches what an operator raises, PyTorch leaves the operator in the graph, without a value. A
-    concatenation may begin with a tensor of no elements.
+    If the model catches an operator's exception, PyTorch leaves the operator in the graph, without a value. A
+    concatenation may have operands without elements.
     """
     from arm_backend_core.nodes import eliminate_dead_code
 
-    _know_readers(program.graph)
+    _repair_users(program.graph)
     changed = False
     for node in list(program.graph.nodes):
         results = isinstance(node.target, OpOverload) and node.target._schema.returns
         if results and node.meta.get("val") is None and not node.users:
             program.graph.erase_node(node)
             changed = True
-        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # a literal, made anew in each call
+        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # a literal, created in each call
             node.target = torch.ops.aten.clone.default
-            node.meta["val"] = node.meta["val"].clone()  # its own memory, which the trace did not give it
+            node.meta["val"] = node.meta["val"].clone()  # the trace has it share memory with the literal
         elif node.target is torch.ops.aten.cat.default:
             parts = [part for part in node.args[0] if 0 not in map(_static, part.meta["val"].shape)]
             if 0 < len(parts) < len(node.args[0]):
@@ -162,8 +171,8 @@ def _tidy(program: ExportedProgram) -> None:
         program.graph_module.recompile()
 
 
-def _know_readers(graph: Graph) -> None:
-    """Have every node know what reads it: in front of a region of autocast PyTorch forgets some."""
+def _repair_users(graph: Graph) -> None:
+    """Complete the ``users`` of every node: PyTorch drops some before an autocast region."""
     for node in graph.nodes:
         for source in node.all_input_nodes:
             source.users.setdefault(node)
@@ -173,11 +182,11 @@ def _static(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _find_buffers(program: ExportedProgram) -> bool:
-    """Read tensors that are buffers under another name (a cache that the model is given) as these.
+def _unify_buffers(program: ExportedProgram) -> bool:
+    """Replace constants that share memory with a buffer (such as a cache that the model holds) by the buffer.
 
     Returns:
-        Whether there was any.
+        whether there were any.
     """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     buffers, found = {}, []
@@ -201,24 +210,24 @@ def _find_buffers(program: ExportedProgram) -> bool:
 
 
 def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
-    """A buffer that the model's Python asks must not change from call to call.
+    """Check that buffers whose values decide Python branches do not change from call to call.
 
     Raises:
-        ValueError: names the buffer.
+        ValueError: the model writes such a buffer; names it.
     """
     changed = sorted(mutated_buffers(program).intersection(asked)) if asked else []
     if changed:
         raise ValueError(
-            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each "
-            "call; use torch.where or torch.cond, or export it after the first call has set the buffer"
+            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same branch in each "
+            "call; use torch.where or torch.cond, or export the model after the first call has set the buffer"
         )
 
 
 def _check_state(program: ExportedProgram) -> None:
-    """A tensor that is written must be a buffer: PyTorch takes others for constants. Nothing else is kept at all.
+    """Check that every mutated tensor is a buffer: PyTorch treats others as constants. Custom objects are rejected.
 
     Raises:
-        ValueError: names the tensor, or the class of what is none.
+        ValueError: names the tensor, or the class of the custom object.
     """
     from arm_backend_core.nodes import is_written
 
@@ -229,24 +238,24 @@ def _check_state(program: ExportedProgram) -> None:
         if isinstance(spec.arg, CustomObjArgument):
             name = spec.arg.class_fqn.replace("torch._C.", "torch.")
             raise ValueError(
-                f"the model uses a {name}, which no program can hold: compute what it gives in __init__, and "
-                "keep it with register_buffer()"
+                f"the model uses a {name}, which a program cannot hold: compute its result in __init__, and "
+                "store it with register_buffer()"
             )
         if spec.kind is InputKind.PARAMETER and is_written(nodes[spec.arg.name]):
             raise ValueError(
-                f"the model writes into its parameter '{spec.target}': compute a new tensor, and use that; or keep it "
-                "with register_buffer(), where it is to differ from call to call"
+                f"the model writes into its parameter '{spec.target}': compute a new tensor, and use that; or use a "
+                "buffer, register_buffer(), if the value must persist between calls"
             )
         if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
             shape = list(nodes[spec.arg.name].meta["val"].shape)
             raise ValueError(
                 f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
-                f"'{spec.target}'): call register_buffer() with it, so that the program keeps it from call to call"
+                f"'{spec.target}'): call register_buffer() with it, so that its value persists between calls"
             )
 
 
 class FastTorchExportStage(TorchExportStage):
-    """ExecuTorch's stage with our capture; methods that are exported programs already pass through."""
+    """ExecuTorch's capture stage with ``Capture``; exported programs pass through."""
 
     def __init__(self, aten_transform_passes: list[Any] | None, capture: Capture) -> None:
         super().__init__(aten_transform_passes)

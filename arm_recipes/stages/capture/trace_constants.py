@@ -1,4 +1,4 @@
-"""What a model asks of tensors while PyTorch traces it, where the answer is known though the trace does not know it."""
+"""Constants during tracing: values of small buffers that the model's Python code may read while PyTorch traces it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 
-#: Elements of a buffer that counts as a flag or a number, of which Python may ask.
+#: Maximum number of elements of a buffer whose value Python code may read, such as a flag or a counter.
 _FEW = 16
-#: Elements of what is made of constants alone.
+#: Maximum number of elements of a tensor that is computed from such buffers.
 _MOST = 1024
 _QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: bool,
@@ -31,56 +31,58 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPARED = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, torch.any, torch.all, torch.logical_not)
 _COMPARES = {*_COMPARED, *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert"))}
 _COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
-#: ``tolist`` of a tensor that is traced asks its elements.
+#: Functions through which values are propagated. ``tolist`` of a traced tensor reads it by ``unbind`` and indexing.
 _FOLLOWED = {*_COMPARES, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
 
 
-class Known(TorchFunctionMode):
-    """Answers for a model that is traced.
+class TraceConstants(TorchFunctionMode):
+    """Function mode that provides the values of small buffers while a model is traced.
 
-    - ``if not self.initialized`` of a buffer takes the branch that the buffer's value says, which is the same in each
-      call unless the model writes it. Comparisons of such a buffer with numbers are known too, and ``torch.arange``.
-    - ``x.data`` is ``x``, without gradients: PyTorch's trace takes it for a constant.
+    - ``if not self.initialized`` on a buffer takes the branch for the buffer's value, which is the same in each call
+      unless the model writes it. Comparisons of such a buffer with numbers, and ``torch.arange``, are known too.
+    - ``x.data`` is ``x.detach()``: PyTorch's trace would treat it as a constant.
 
     Attributes:
-        asked: names of the buffers that were asked.
+        queried: names of the buffers whose values were read.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        self.asked: set[str] = set()
-        #: By name: the module that holds a buffer while it is traced, the name there, and the value.
+        self.queried: set[str] = set()
+        #: Name of a buffer -> its module, its name in the module, and its value.
         self._held: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
         for path, module in model.named_modules():
             for key, x in module._buffers.items():
                 if x is not None and x.numel() <= _FEW:
                     self._held[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
-        self._made_of: Any = WeakIdKeyDictionary()  # what comes of buffers -> their names, and the value
+        self._derived: Any = WeakIdKeyDictionary()  # tensor computed from buffers -> names of the buffers, value
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What ``function`` gives.
+        """Call ``function``, or return the known value.
 
         Raises:
             ValueError: the model assigns to ``x.data``.
         """
         kwargs, data = kwargs or {}, getattr(Tensor, "data")  # noqa: B009
         if function == data.__set__:
-            raise ValueError("the model assigns to x.data, which no program can: compute a new tensor, and use that")
+            raise ValueError(
+                "the model assigns to x.data, which a program cannot do: compute a new tensor, and use that"
+            )
         if function == data.__get__:
             return args[0].detach()
         if function in _QUESTIONS and len(args) == 1 and (found := self._known(args[0])) is not None:
-            self.asked |= found[0]
+            self.queried |= found[0]
             with _disable_current_modes():
                 return _QUESTIONS[function](found[1])
-        result = None if function is Tensor.__setitem__ and _put(*args) else function(*args, **kwargs)
+        result = None if function is Tensor.__setitem__ and _put_at_index(*args) else function(*args, **kwargs)
         if "out" in kwargs or _writes(function):
-            self._made_of.clear()  # it may be a view of one of these that is written
+            self._derived.clear()  # the written tensor may be a view of a derived one
         elif function in _FOLLOWED:
-            self._follow(pytree.tree_leaves(result), function, args, kwargs)
+            self._propagate(pytree.tree_leaves(result), function, args, kwargs)
         return result
 
-    def _follow(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
-        """Remember what comes of known values."""
+    def _propagate(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
+        """Compute and store the values of results whose operands are known."""
         given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         known = [self._known(x) for x in given]
         if None in known or not all(isinstance(x, Tensor) and x.numel() <= _MOST for x in results):
@@ -90,22 +92,22 @@ class Known(TorchFunctionMode):
         with _disable_current_modes(), torch._C.DisableTorchFunction():
             made = pytree.tree_leaves(function(*args, **kwargs))
         names = set[str]().union(*(found[0] for found in known if found is not None))
-        self._made_of.update((x, (names, value)) for x, value in zip(results, made, strict=True))
+        self._derived.update((x, (names, value)) for x, value in zip(results, made, strict=True))
 
     def _known(self, x: Any) -> tuple[set[str], Tensor] | None:
-        if isinstance(x, Tensor) and x in self._made_of:
-            names, value = self._made_of[x]
+        if isinstance(x, Tensor) and x in self._derived:
+            names, value = self._derived[x]
             return names, value
         held = (name for name, (module, key, _) in self._held.items() if module._buffers.get(key) is x)
         name = next(held, None)
         return None if name is None else ({name}, self._held[name][2])
 
 
-def _put(x: Tensor, index: Any, value: Any) -> bool:
-    """Write x[index] = value where an integer in a tensor without dimensions, whose number nobody knows, is an index.
+def _put_at_index(x: Tensor, index: Any, value: Any) -> bool:
+    """Write ``x[index] = value`` by ``index_put_`` if the index contains an integer tensor without dimensions.
 
     Returns:
-        whether it is of this kind, beside numbers and slices.
+        whether the index has this form, with other parts that are integers and slices.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
     chosen = [isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGERS for part in parts]
@@ -125,8 +127,8 @@ def _put(x: Tensor, index: Any, value: Any) -> bool:
 
 
 @contextmanager
-def unchecked() -> Iterator[None]:
-    """Distributions check no parameters, of which a trace knows nothing."""
+def skip_distribution_checks() -> Iterator[None]:
+    """Disable parameter validation of ``torch.distributions``: a trace does not know the values."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -137,7 +139,10 @@ def unchecked() -> Iterator[None]:
 
 @contextmanager
 def recurrent_layers_by_shape() -> Iterator[None]:
-    """Of recurrent layers only the shapes of the results are traced. Whoever leaves first of two threads ends it."""
+    """Trace only the output shapes of recurrent layers.
+
+    Not thread-safe: with two threads, the first one that leaves the block ends it for both.
+    """
     try:
         for layer, kernels in TRACED_LAYERS.items():
             _set(layer, dict.fromkeys(kernels, _results))
@@ -163,7 +168,7 @@ def _results(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Empty results; the sequence has the strides that PyTorch's has, [time, batch, features]."""
+    """Empty outputs of a recurrent layer; the sequence has PyTorch's strides, [time, batch, features]."""
     held = [states] if isinstance(states, Tensor) else states
     time_first = x.transpose(0, 1) if batch_first else x
     sequence = x.new_empty([*time_first.shape[:-1], (1 + bidirectional) * held[0].shape[-1]])
@@ -171,7 +176,7 @@ def _results(
 
 
 def _writes(function: Any) -> bool:
-    """``add_``, ``__iadd__``, ``__setitem__`` and their like."""
+    """Whether a function mutates its argument: ``add_``, ``__iadd__``, ``__setitem__`` and similar."""
     name = getattr(function, "__name__", "")
     return (
         name == "__setitem__"

@@ -1,7 +1,7 @@
-"""Operators of a captured program that behave as in training: statistics of the batch, dropout, random numbers.
+"""Training behaviour: operators of a captured program that use batch statistics, dropout or random numbers.
 
-``model.eval()`` reaches neither a program that was captured before nor ``F.dropout(x, p)``, which drops unless it is
-given ``training=self.training``.
+``model.eval()`` has no effect on a captured program, nor on ``F.dropout(x, p)``, which is active unless the model
+passes ``training=self.training``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
-#: Layers or lines that a message names.
+#: Number of layers or lines that a message names.
 _NAMED = 4
 _EVAL = "call model.eval() before torch.export.export()"
 _ARGUMENT = "pass training=self.training"
@@ -25,10 +25,11 @@ _AS_INPUT = "give random numbers as an input where runs are to be equal"
 
 
 def training_behavior(program: ExportedProgram, *, captured_elsewhere: bool = False) -> list[str]:
-    """A sentence for each kind of such operators, with the layers or lines, and what to do.
+    """Describe the operators with training behaviour: a sentence per kind, with layers or lines, and the remedy.
 
     Args:
-        captured_elsewhere: the model may have been in training mode then; else it was in evaluation mode.
+        program: the captured program.
+        captured_elsewhere: the user captured the program, so the model may have been in training mode.
     """
     found: dict[tuple[str, str], dict[str, None]] = {}
     for node in program.graph.nodes:
@@ -36,11 +37,11 @@ def training_behavior(program: ExportedProgram, *, captured_elsewhere: bool = Fa
         if what is not None:
             remedy = _remedy(node, what, captured_elsewhere)
             found.setdefault((what, remedy), {})[_place(node)] = None
-    return [f"{what}: {_listed(list(places))}; {remedy}" for (what, remedy), places in found.items()]
+    return [f"{what}: {_join_limited(list(places))}; {remedy}" for (what, remedy), places in found.items()]
 
 
 def _behavior(node: Node) -> str | None:
-    """What ``node`` does as in training; None of others."""
+    """The training behaviour of ``node``, or None."""
     from arm_backend_core.nodes import arguments_of, is_random, mutates, overload_of
 
     overload = overload_of(node.target)
@@ -92,6 +93,6 @@ def _place(node: Node) -> str:
     return f"{operator_name(node)} ({', '.join(where) or node.name})"
 
 
-def _listed(places: list[str]) -> str:
+def _join_limited(places: list[str]) -> str:
     more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
     return ", ".join(places[:_NAMED]) + more

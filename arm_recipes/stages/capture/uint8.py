@@ -1,6 +1,6 @@
-"""Bytes that a model moves before it makes real numbers of them, or after, are moved as real numbers.
+"""uint8 casts: move casts from and to uint8 past data movement, to the inputs and outputs of the program.
 
-TOSA has no unsigned bytes between operators. At a delegate's ends it has them: there the casts are brought.
+TOSA supports uint8 only at the inputs and outputs of a graph. So data movement computes on floating point instead.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ aten = torch.ops.aten
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 
-def move_real_numbers(program: ExportedProgram) -> None:
-    """Edit the program in place: casts of bytes go in front of what moves them, casts to bytes behind it."""
+def move_casts_outward(program: ExportedProgram) -> None:
+    """Edit the program in place: casts from uint8 move before data movement, casts to uint8 after it."""
     from arm_backend_core.nodes import eliminate_dead_code
 
     graph = program.graph
@@ -26,11 +26,11 @@ def move_real_numbers(program: ExportedProgram) -> None:
         return
     found = [node for node in graph.nodes if _moves_bytes(node)]
     for check in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
-        graph.erase_node(check)  # of types, while the model was traced
+        graph.erase_node(check)  # checks dtypes of the trace
     for node in found:
         _cast_later(graph, node)
     moves = {node for node in found if _moves_bytes(node)}
-    made = _moved(graph, moves)
+    made = _copy_as_real(graph, moves)
     new = set(made.values())
     for node in [node for node in graph.nodes if node not in new]:
         for source in [source for source in node.all_input_nodes if source in moves]:
@@ -47,7 +47,7 @@ def move_real_numbers(program: ExportedProgram) -> None:
 
 
 def _round(graph: Graph) -> None:
-    """Have real numbers that become bytes to become real numbers again become the last bits of int32."""
+    """Replace float -> uint8 -> float by float -> int32 -> ``& 255`` -> float."""
     for node in list(graph.nodes):
         made = node.target in _CASTS and _dtype(node) is torch.uint8 and _is_real(_dtype(node.args[0]))
         if made and all(user.target in _CASTS and _real_type(user) for user in node.users):
@@ -70,14 +70,14 @@ def _is_real(dtype: torch.dtype) -> bool:
 
 
 def _real_type(node: Node) -> torch.dtype | None:
-    """The type that bytes have where ``node`` makes real numbers of them, or computes with them."""
+    """The floating-point type of ``node`` if it casts uint8 to it or computes with uint8 operands; else None."""
     dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
     computes = node.target in _CASTS or is_elementwise(node)
     return dtype if dtype is not None and _is_real(dtype) and computes else None
 
 
 def _moves_bytes(node: Node) -> bool:
-    """Whether ``node`` moves elements that are bytes, and nothing writes to what it gives."""
+    """Whether ``node`` is data movement of uint8, and neither its operands nor its result are written."""
     from arm_backend_core.nodes import is_written
     from arm_backend_core.ops.catalog import is_data_movement
 
@@ -88,8 +88,12 @@ def _moves_bytes(node: Node) -> bool:
     return is_data_movement(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
-def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
-    """What moves bytes, as real numbers of the types that are asked for, and the casts in front."""
+def _copy_as_real(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
+    """Copy data movement of uint8 for each floating-point type that consumers need, with casts before it.
+
+    Returns:
+        (node, type) -> copy.
+    """
     wanted: dict[Node, set[torch.dtype]] = {}
     for node in reversed(graph.nodes):
         dtype = _real_type(node)
@@ -111,7 +115,7 @@ def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype
 
 
 def _cast_later(graph: Graph, node: Node) -> None:
-    """Move the real numbers that the only operand of ``node`` is made of."""
+    """Swap data movement with the cast to uint8 before it: move the floating-point values, then cast."""
     from arm_backend_core.nodes import is_written
 
     casts = node.all_input_nodes

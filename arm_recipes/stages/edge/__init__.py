@@ -1,1 +1,1 @@
-"""The stages behind delegation: the edge program, its boundary operators, and the CPU kernels it needs."""
+"""Stages after delegation: passes on the edge program, its boundary operators, and checks of CPU kernels."""

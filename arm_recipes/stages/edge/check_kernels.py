@@ -1,4 +1,4 @@
-"""What stays on the CPU, asked whether ExecuTorch's library has a kernel for it that takes it."""
+"""Kernel check: whether ExecuTorch's library has a kernel for every operator that stays on the CPU."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import fx
 
 from arm_backend_core.nodes import operator_name, overload_of, source_line
 from arm_recipes._internal.messages import NotRunnableError, warn
-from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
 from arm_recipes.stages.edge.empty_tensors import MIXED, is_empty
 
-#: Element types of the runtime that the kernels in ExecuTorch's library do not compute with.
+#: Element types that the kernels in ExecuTorch's library do not support.
 _NO_KERNELS = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
-#: Real numbers that its quantize and dequantize kernels take and give; for another type they end the process.
+#: Floating-point types that its quantize and dequantize kernels support; other types abort the process.
 _REALS = (torch.float16, torch.float32, torch.float64)
-#: Kernels of every firmware for an Arm target; the library that pip installs lacks them.
+#: Kernels that every firmware for an Arm target has; the library that pip installs lacks them.
 _FIRMWARE = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
 
 
 class CheckRunnable:
-    """Edge manager pass: what will not load or run on the device is known at export.
+    """Edge manager pass: detect at export what would not load or run on the device.
 
     Args:
         required: True raises, "warn" warns, False leaves it to the report.
@@ -37,10 +37,10 @@ class CheckRunnable:
         self._required = required
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
-        """Ask for every method.
+        """Check every method.
 
         Raises:
-            NotRunnableError: an operator has no kernel, or none that takes it, and that is asked for.
+            NotRunnableError: ``required`` is True, and an operator has no kernel that supports its operands.
         """
         if self._required is False:
             return []
@@ -49,7 +49,7 @@ class CheckRunnable:
             if not found:
                 continue
             lines = [f"  {o.operator} ({', '.join(o.sources)}): {o.reason}" for o in found]
-            text = f"'{method}' will not run: ExecuTorch's library cannot execute what is left on the CPU\n"
+            text = f"'{method}' will not run: ExecuTorch's library cannot execute operators that stay on the CPU\n"
             if self._required is True:
                 raise NotRunnableError(f"require_runnable: {text}" + "\n".join(lines))
             warn(text + "\n".join(lines) + "\nrequire_runnable=True makes this an error, False silences it")
@@ -57,34 +57,34 @@ class CheckRunnable:
 
 
 def not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
-    """Operators outside of the delegates that ExecuTorch's library cannot execute, each with the reason."""
+    """Operators outside the delegates that ExecuTorch's library cannot execute, each with the reason."""
     found = []
     for node in graph.nodes:
         if node.op == "call_function" and overload_of(node.target) is not None:
             reason = next(_problems(node), None)
             if reason is not None:
                 found.append((operator_name(node), reason, source_line(node)))
-    return grouped(found)
+    return group_operators(found)
 
 
 def _problems(node: fx.Node) -> Iterator[str]:
     results = node.meta.get("val")
     tensors = [value for value in _flat(results) if isinstance(value, torch.Tensor)]
     if not tensors:
-        return  # numbers of shapes, and checks of them: ExecuTorch emits them in its own way
+        return  # shape arithmetic and checks, which ExecuTorch emits specially
     kernel = kernel_of(node)
     if kernel is None:
-        yield "ExecuTorch has no form of it that writes to a given output: use another operator"
+        yield "ExecuTorch has no out variant of it: use another operator"
         return
     if kernel not in _FIRMWARE and kernel not in _kernels():
         yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
     yield from _quantization_problems(node, tensors[0])
     read = [source.meta.get("val") for source in node.all_input_nodes]
     if any(map(is_empty, read)) and kernel not in MIXED:
-        yield "its kernel may end the process on a tensor without elements: leave it out in the model"
+        yield "its kernel may abort on a tensor without elements: remove it from the model"
     for value in (*tensors, *(value for value in read if isinstance(value, torch.Tensor))):
         if value.dtype in _NO_KERNELS:
-            yield f"its kernel does not take {_name(value.dtype)}: convert to another type in the model"
+            yield f"its kernel does not support {_name(value.dtype)}: convert to another type in the model"
 
 
 def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]:
@@ -96,15 +96,15 @@ def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]
     source, scale = node.args[:2]
     real = source.meta["val"] if quantizes and isinstance(source, fx.Node) else result
     if real.dtype not in _REALS:
-        yield f"its kernel does not take {_name(real.dtype)}: convert to float32 in the model"
+        yield f"its kernel does not support {_name(real.dtype)}: convert to float32 in the model"
     if isinstance(scale, float) and not (0 < scale < math.inf and 1 / scale < math.inf):
         yield f"its scale is {scale}: calibrate with samples whose values are finite"
     if isinstance(scale, fx.Node) and quantizes and scale.meta["val"].dtype != torch.float64:
-        yield f"its kernel takes scales of float64, these are {_name(scale.meta['val'].dtype)}"
+        yield f"its kernel needs float64 scales, these are {_name(scale.meta['val'].dtype)}"
 
 
 def kernel_of(node: fx.Node) -> str | None:
-    """Name of the kernel that the runtime looks for; None if ExecuTorch cannot emit the operator."""
+    """Name of the kernel that the runtime looks up; None if ExecuTorch cannot emit the operator."""
     target: Any = node.target
     try:
         out = target.to_out_variant() if isinstance(target, EdgeOpOverload) else to_out_variant(target)[0]

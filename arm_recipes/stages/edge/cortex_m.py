@@ -1,9 +1,9 @@
-"""The two operators of ``cortex_m`` that stand between a program and its delegates, for the edge dialect.
+"""``cortex_m`` quantize and dequantize: the boundary operators of delegates, for the edge dialect.
 
-ExecuTorch's own definitions come with its whole Arm backend, some 350 modules, and PyTorch's registry takes one
-definition of a name. These are therefore not registered there: they hold a schema and a function, which is what
-ExecuTorch's passes and emitter ask of an operator. ``torch.ops`` shows them as long as nobody registers the real ones,
-so ExecuTorch's definitions may come before or after.
+ExecuTorch's own definitions import its whole Arm backend, about 350 modules, and PyTorch's registry accepts one
+definition per name. So these operators are not registered: they have a schema and a function, which ExecuTorch's passes
+and emitter need. ``torch.ops`` shows them until the real ones are registered, so ExecuTorch's definitions may be
+imported before or after.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from executorch.exir.dialects.edge._ops import EdgeDialectFunctionSchema, EdgeOp
 from torch import Tensor
 from torch._ops import OpOverload, OpOverloadPacket
 
-#: Integers that the kernels take.
+#: Integer types that the kernels support.
 DTYPES = (torch.int8, torch.int16)
 _ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
 
 
 class _Packet(OpOverloadPacket):
-    """Both overloads of an operator: the registered ones, or else those that are given to ``stand_in``."""
+    """The overloads of an operator: the registered ones, or else those created by ``stand_in``."""
 
     def stand_in(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
-        """An overload that is not registered."""
-        made: OpOverload = OpOverload(self, function, function, torch._C.parse_schema(f"cortex_m::{schema}"), [])
-        self.__dict__.setdefault("_stand_ins", {})[overload] = made
-        return made
+        """Create an overload without registering it."""
+        created: OpOverload = OpOverload(self, function, function, torch._C.parse_schema(f"cortex_m::{schema}"), [])
+        self.__dict__.setdefault("_stand_ins", {})[overload] = created
+        return created
 
     def __getattr__(self, key: str) -> OpOverload:
         try:
@@ -41,7 +41,7 @@ class _Packet(OpOverloadPacket):
 
 
 def _edge_operator(name: str) -> EdgeOpOverload:
-    """The edge operator ``cortex_m.<name>``, which computes what its namesake in ``quantized_decomposed`` does."""
+    """Create the edge operator ``cortex_m.<name>``, which computes the same as ``quantized_decomposed.<name>``."""
     compute = getattr(torch.ops.quantized_decomposed, name).default
 
     def functional(*arguments: Any) -> Tensor:
@@ -52,13 +52,13 @@ def _edge_operator(name: str) -> EdgeOpOverload:
         return out.copy_(compute(*arguments))
 
     packet = _Packet(f"cortex_m::{name}", name, functional, [])
-    packet.__module__ = "torch._ops.cortex_m"  # as those of torch.ops; it is shown in printed graphs
+    packet.__module__ = "torch._ops.cortex_m"  # as in torch.ops; printed graphs show it
     op = packet.stand_in("default", f"{name}({_ARGUMENTS}) -> Tensor", functional)
     out = packet.stand_in("out", f"{name}.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)", into)
     if not hasattr(torch.ops.cortex_m, name):
         setattr(torch.ops.cortex_m, name, packet)
     edge = EdgeOpOverload(op, EdgeDialectFunctionSchema(op._schema))
-    edge._out_variant = out  # where ``to_out_variant`` looks before it searches the registry
+    edge._out_variant = out  # ``to_out_variant`` reads this attribute before it searches the registry
     return edge
 
 

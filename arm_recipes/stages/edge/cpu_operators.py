@@ -15,7 +15,10 @@ class CpuOperator:
     """Operators of one kind that stay on the CPU for one reason.
 
     Attributes:
-        sources: lines of the user's model that they come from.
+        operator: name of the operator.
+        count: number of nodes.
+        reason: why they are not delegated, or why they cannot run.
+        sources: their lines in the user's model.
     """
 
     operator: str
@@ -24,8 +27,8 @@ class CpuOperator:
     sources: tuple[str, ...]
 
 
-def grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
-    """Operators as (name, reason, source line), those of one name and reason as one."""
+def group_operators(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
+    """Group (name, reason, source line) tuples by name and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason, source in operators:
         groups.setdefault((name, reason), []).append(source)

@@ -1,7 +1,7 @@
-"""What happens to the operators at the boundary of the delegates, after lowering.
+"""Edge manager passes: edit the operators at delegate boundaries after lowering.
 
-These are ``edge_manager_transform_passes`` of a recipe. They edit the few nodes concerned in place and
-return no passes: ExecuTorch would trace every method again, delegates included, to apply one.
+They are the ``edge_manager_transform_passes`` of a recipe. They edit nodes in place and return no passes, because
+ExecuTorch retraces every method, including delegates, to apply a pass.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from arm_recipes._internal.messages import warn
 
 
 def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Drop the quantize after every input and the dequantize before every output: the program then takes and
-    returns integers.
+    """Remove quantize after inputs and dequantize before outputs, so that the program takes and returns integers.
 
-    Scale, zero point, range and dtype are stored in the program as constant methods such as
-    ``forward_input0_scale``, under the names that ExecuTorch's ``quantize_io_pass`` has for them. What is not
-    quantized (token indices, a boolean mask) stays as it is; a float input or output that cannot be quantized
-    because an operator on the CPU shares it stays float with a warning.
+    Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
+    with the names of ExecuTorch's ``quantize_io_pass``. Inputs that are not quantized (token indices, a boolean mask)
+    are unchanged. A float input or output that a CPU operator also uses stays float, with a warning.
     """
     from executorch.exir.passes.quantize_io_pass import quantize_input, quantize_output
 
@@ -56,10 +54,10 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Have the program hold the initial values of the buffers that it writes.
+def store_initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Store the initial values of mutated buffers in the program.
 
-    ExecuTorch leaves them out unless told: a counter that begins at 5 would begin at whatever is in memory.
+    ExecuTorch omits them by default: a counter with the initial value 5 would start with uninitialized memory.
     """
     for method in manager.methods:
         signature = manager.exported_program(method).graph_signature
@@ -70,10 +68,10 @@ def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Have integers left on the CPU take x - floor(x / y) * y for their remainder.
+def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Rewrite integer ``remainder`` on the CPU to x - floor(x / y) * y.
 
-    ExecuTorch's kernels of ``remainder`` give integers the sign of x, silently: -3 % 2 is 1 in PyTorch and -1 there.
+    ExecuTorch's ``remainder`` kernels return the sign of x for integers: -3 % 2 is 1 in PyTorch and -1 in ExecuTorch.
     """
     aten = exir_ops.edge.aten
     for method in manager.methods:
@@ -97,9 +95,9 @@ def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def written_once(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Have the new values of inputs and buffers written as they are computed.
+    """Remove redundant copies of the new values of mutated inputs and buffers.
 
-    Where ExecuTorch traces a method anew, what writes them becomes a copy on the CPU, which is then written.
+    If ExecuTorch retraces a method, each mutation becomes a copy on the CPU before the final write.
     """
     for method in manager.methods:
         program = manager.exported_program(method)
@@ -113,10 +111,10 @@ def written_once(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them.
+    """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
-    What there is no such kernel for (weights of an operator on the CPU, per channel; real numbers of another type than
-    float32) keeps ExecuTorch's own, which the partitioner has loaded.
+    Operators without such a kernel (per-channel weights of a CPU operator; floating-point types other than float32)
+    keep ExecuTorch's operators, which the partitioner has loaded.
     """
     from arm_recipes.stages.edge import cortex_m
 
@@ -124,7 +122,7 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
         for node in module.graph.nodes:
-            # The operators have the same arguments and results, so the node's metadata stays true.
+            # The operators have the same arguments and results, so the node's metadata stays valid.
             if node.target not in operators or node.kwargs or node.args[5] not in cortex_m.DTYPES:
                 continue
             real = node.args[0] if node.target is _QUANTIZE else node
@@ -144,9 +142,9 @@ def _user_inputs(program: ExportedProgram) -> list[Node]:
 
 
 def outputs_of(program: ExportedProgram) -> list[tuple[str, Any]]:
-    """What a program returns, by name: new values of inputs that it writes come first, then the model's results.
+    """Names and values of a program's outputs: the new values of mutated inputs, then the model's outputs.
 
-    Written buffers, which come before all of them, stay inside the program.
+    The new values of mutated buffers come first in the graph's output, but are not returned.
     """
     values = program.graph.output_node().args[0]
     found: list[tuple[str, Any]] = []
@@ -159,7 +157,7 @@ def outputs_of(program: ExportedProgram) -> list[tuple[str, Any]]:
 
 
 def _joined_quantize(node: Node) -> bool:
-    """Whether all users of an input quantize it alike; duplicates are then joined into the first."""
+    """Whether all users of an input quantize it with the same parameters; then merges duplicates into the first."""
     users = list(node.users)
     if not users or any(user.target is not _QUANTIZE or user.args != users[0].args for user in users):
         return False

@@ -1,8 +1,8 @@
-"""Tensors without elements: what computes or reads them on the CPU becomes a constant.
+"""Empty tensors: CPU operators that produce or read tensors without elements become constants.
 
-Kernels of ExecuTorch's portable library end the process on such tensors (``log_softmax`` and ``constant_pad_nd`` divide
-by a size, ``amax`` aborts), or refuse them (``index_select``). What they would compute is known without them: a result
-without elements has no value, and of operands without elements a reduction makes its neutral element.
+Kernels of ExecuTorch's portable library crash on such tensors (``log_softmax`` and ``constant_pad_nd`` divide by a
+size, ``amax`` aborts), or reject them (``index_select``). Their results are known at export: a tensor without elements
+has no values, and a reduction over no elements is its neutral element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.nodes import eliminate_dead_code, is_random, overload_of
 
 _EDGE = exir_ops.edge.aten
-#: Kernels that take operands without elements beside others; each was run.
+#: Kernels that accept empty operands beside others; each was tested.
 MIXED = frozenset(
     {
         *("aten::addmm.out", "aten::cat.out", "aten::index_put.out", "aten::scatter.src_out", "aten::scatter_add.out"),
@@ -32,9 +32,9 @@ MIXED = frozenset(
 
 
 def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: results without elements, and results of such operands alone, become constants.
+    """Edge manager pass: empty results, and results of empty operands only, become constants.
 
-    What reads some of them beside others keeps its operands, but for ``cat``.
+    Operators with empty and other operands are unchanged, except that ``cat`` drops its empty operands.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
@@ -56,7 +56,7 @@ def _tensors(nodes: Iterable[Node]) -> list[Tensor]:
 
 
 def _has_empty(node: Node) -> bool:
-    """Whether ``node`` is an operator on the CPU, or picks a result of one, that reads or makes an empty tensor."""
+    """Whether ``node`` is a CPU operator, or selects a result of one, that reads or produces an empty tensor."""
     if node.op != "call_function" or not node.all_input_nodes:
         return False
     picked = node.all_input_nodes[0] if node.target is operator.getitem else node
@@ -66,14 +66,14 @@ def _has_empty(node: Node) -> bool:
 
 
 def _replaced(node: Node) -> bool:
-    """Make ``node`` a constant, or drop operands of a ``cat``; whether something was done."""
+    """Replace ``node`` by a constant, or drop empty operands of a ``cat``; returns whether the graph changed."""
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         number = 0 if is_empty(value) else _number(node)
         if number is not None:
             node.target, node.args = _EDGE.full.default, (list(value.shape), number)
             node.kwargs = {"dtype": value.dtype}
-            node.meta["val"] = value.new_empty(value.shape)  # contiguous, whatever it was made of
+            node.meta["val"] = value.new_empty(value.shape)  # contiguous
             return True
     if node.target is _EDGE.cat.default:
         node.update_arg(0, [part for part in node.args[0] if not is_empty(part.meta["val"])])  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ def _replaced(node: Node) -> bool:
 
 
 def _number(node: Node) -> float | int | bool | None:
-    """What every element of the result is, if all operands are empty; else None."""
+    """The value of all elements of the result, if all operands are empty; else None."""
     source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
     overload = overload_of(source.target)
     if overload is None or is_random(source) or not all(map(is_empty, _tensors(source.all_input_nodes))):

@@ -1,8 +1,8 @@
-"""Weights that several methods have in common, stored once: Vela encodes them for each method.
+"""Weight sharing: store weights that several methods use once, although Vela encodes them for each method.
 
-Where command streams read constants is patched, so that all of them read one region: that of the first method, followed
-by what others have besides. Nothing is copied at run time, as a firmware's NPU reads constants where they lie.
-Numbers of commands and registers: ``runtime/emulator/command_stream.h``.
+The addresses of constants in the command streams are patched, so that all streams read one region: the constants of the
+first method, followed by the additional ones of other methods. Nothing is copied at run time: the NPU reads constants
+in place. Command and register numbers: ``runtime/emulator/command_stream.h``.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 _CONV, _DEPTHWISE, _KERNELS, _ELEMENTWISE, _DMA = 2, 3, (2, 3, 5, 6, 7), 6, 16
-#: Of weights, up to four streams, and of scales: region, base; the length is the register after the base.
+#: (region, base) registers of up to four weight streams and of the scales; the length register follows the base.
 _STREAMS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
-#: Of IFM and IFM2: region, base, precision.
+#: (region, base, precision) registers of IFM and IFM2.
 _MAPS = ((271, 0x400, 261), (399, 0x480, 389))
 _SOURCE, _TARGET_REGION, _LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
 _INDICES, _INDEX_MAX, _STRIDES, _COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
-_IN_MEMORY = 2  #: from here on, an operand is chained or a number
+_IN_MEMORY = 2  #: storage values from here on: a chained operand or a scalar
 _CONSTANTS = 0  #: the region of weights and other constants
 _ALIGNMENT = 64
 
 
-_FEW = 1024  #: bytes of a constant of TOSA that is not worth a name
+_FEW = 1024  #: TOSA constants of fewer bytes are not shared
 
 
 def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: several methods' delegates for an Ethos-U, or of TOSA, have their weights in common.
+    """Edge manager pass: share the weights of Ethos-U and TOSA delegates among methods.
 
-    A program of one method has them in its payload, which firmware of all versions reads.
+    A program with one method keeps weights in its payload, which all firmware versions read.
     """
     if len(manager.methods) > 1:
         modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
@@ -65,35 +65,35 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
         try:
             streams.append(Stream(bytes(part.commands)))
             _pieces(streams[-1], len(part.weights))
-        except NotShared as reason:
-            warn(f"methods do not share weights: {reason}; each has its own")
+        except UnsupportedStream as reason:
+            warn(f"methods do not share weights: {reason}; each method stores its own")
             return
-    region, moved = shared(streams, [part.weights for part in parts])
+    region, moved = merge_constants(streams, [part.weights for part in parts])
     if len(region) > 0.9 * sum(len(part.weights) for part in parts):
         return
-    name = _stored(manager, region)
+    name = _store(manager, region)
     for module, stream, patched in zip(modules, streams, moved, strict=True):
         payload = externalize_weights(module.processed_bytes, patched, name)
         _replace(module, payload, [checksum_spec(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
 def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
-    cuts = [_cut(module.processed_bytes) for module in modules]
+    cuts = [_split_constants(module.processed_bytes) for module in modules]
     counts = Counter(content for parts in cuts for content in {data for data, constant in parts if constant})
     for module, parts in zip(modules, cuts, strict=True):
-        named = [_stored(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
+        named = [_store(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
         if any(isinstance(part, str) for part in named):
             _replace(module, split_payload(named))
 
 
-def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
-    """A TOSA flatbuffer in parts, those that are a large constant's data told apart."""
+def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
+    """Split a TOSA flatbuffer into parts; the flag marks the data of a large constant."""
     borders = [0, *(border for span in constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
     pairs = list(pairwise([*borders, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
 
 
-def _stored(manager: EdgeProgramManager, data: bytes) -> str:
+def _store(manager: EdgeProgramManager, data: bytes) -> str:
     name = weights_name(data)
     store_named_data(manager, name, data, _ALIGNMENT)
     return name
@@ -102,7 +102,7 @@ def _stored(manager: EdgeProgramManager, data: bytes) -> str:
 def _replace(
     module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec] = (), inserted: Sequence[int] = ()
 ) -> None:
-    """Give a delegate another payload, and its record the new checksum and where its commands are now."""
+    """Replace a delegate's payload, and update its record: checksum, size, and positions of the commands."""
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
     check = checksum_spec(payload)
@@ -111,42 +111,42 @@ def _replace(
     record = module.meta["arm_delegate"]
     vela = record.vela
     if inserted:
-        layers = [replace(layer, commands=_shifted(layer.commands, inserted)) for layer in vela.layers]
+        layers = [replace(layer, commands=_shift_commands(layer.commands, inserted)) for layer in vela.layers]
         vela = replace(vela, layers=tuple(layers))
-    told_of = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
-    module.meta["arm_delegate"] = replace(record, **told_of)
+    changes = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
+    module.meta["arm_delegate"] = replace(record, **changes)
 
 
-def _shifted(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
+def _shift_commands(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
     return tuple(at + 8 * bisect.bisect_right(inserted, at) for at in commands)
 
 
-class NotShared(Exception):
-    """A command stream reads its constants in a way that is not followed."""
+class UnsupportedStream(Exception):
+    """A command stream reads constants in a way that cannot be patched."""
 
 
 @dataclass(frozen=True)
-class Use:
-    """An operation reads constants.
+class ConstantRead:
+    """A read of constants by an operation.
 
     Attributes:
-        place: the word of the command that set the address.
-        address: of the first byte.
-        length: of what is read; None where it is not known.
+        word: index of the word of the command that set the address.
+        address: address of the first byte.
+        length: number of bytes; None if unknown.
     """
 
-    place: int
+    word: int
     address: int
     length: int | None
 
 
 class Stream:
-    """A command stream as words, and where it reads constants.
+    """A command stream as words, with its reads of constants.
 
     Attributes:
-        uses: in program order.
-        inserted: before which bytes, from the first command on, a command was put in: one that sets an address again,
-            which Vela sets once for a constant and for another tensor that lies as far from where its region begins.
+        uses: the reads, in program order.
+        inserted: byte offsets, from the first command on, before which a command was inserted. It repeats an address
+            that Vela sets once for a constant and a tensor of another region with the same offset.
     """
 
     def __init__(self, stream: bytes) -> None:
@@ -155,16 +155,20 @@ class Stream:
         self.inserted: list[int] = []
         self.uses = list(self._read())
 
-    def moved(self, places: dict[int, int]) -> bytes:
-        """The stream with constants at other addresses: by word, as in ``Use.place``, the new one."""
+    def with_addresses(self, places: dict[int, int]) -> bytes:
+        """Patch the addresses of constants.
+
+        Args:
+            places: ``ConstantRead.word`` -> new address.
+        """
         words = list(self._words)
         for place, address in places.items():
             words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
             words[place + 1] = address & 0xFFFFFFFF
         return pack_stream(self._stream, words)
 
-    def _read(self) -> Iterator[Use]:
-        """Uses, in program order. Registers keep what is written to them."""
+    def _read(self) -> Iterator[ConstantRead]:
+        """Reads of constants, in program order. Registers keep their values between commands."""
         registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
         regions: dict[int, bool] = {}
         for _, number, value in decode_commands(self._stream):
@@ -180,11 +184,11 @@ class Stream:
                         places[base], regions[len(words)] = len(words), constant
                         words += encode_command(base, registers[base])
                     if constant:
-                        yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
+                        yield ConstantRead(places[base], registers[base] & 0xFFFFFFFFFF, length)
             words += encode_command(number, value)
 
     def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
-        """Registers of region and address of what an operation reads, and how many bytes that are."""
+        """(region register, address register, number of bytes) of the operands of an operation."""
         if code in (_CONV, _DEPTHWISE):
             for region, base in _STREAMS:
                 if registers[base + 1] & 0xFFFFFFFF:
@@ -194,35 +198,38 @@ class Stream:
                 if not (self._u85 and registers[precision] >> 46 & 3 >= _IN_MEMORY):
                     yield region, base, None
                     if registers[region] >> 32 & 7 == _CONSTANTS and any(registers[base + i] for i in (1, 2, 3)):
-                        raise NotShared("a constant in several tiles")
+                        raise UnsupportedStream("a constant in several tiles")
         if code == _DMA and not registers[_SOURCE[0]] >> 40 & 1:
             yield *_SOURCE, self._copied(registers)
             if self._u85 and (registers[_SOURCE[0]] | registers[_TARGET_REGION]) >> 43 & 1:
                 yield *_INDICES, None
 
     def _copied(self, registers: dict[int, int]) -> int:
-        """Bytes from the first to the last that a DMA reads."""
+        """Number of bytes from the first to the last byte that a DMA reads."""
         rank = registers[_SOURCE[0] if self._u85 else _TARGET_REGION] >> 41 & 3
         counts = [registers[count] >> 32 for count in _COUNTS]
         rows = counts[0] if rank >= 1 or self._u85 else 1
         images, length = counts[1] if rank >= 2 else 1, registers[_LENGTH] & 0xFFFFFFFFFF
         if not self._u85:
             return length * rows * images
-        if registers[_SOURCE[0]] >> 43 & 1:  # rows by indices
+        if registers[_SOURCE[0]] >> 43 & 1:  # gather: rows by indices
             rows = (registers[_INDEX_MAX] & 0xFFFFFFFF) + 1
         steps = [registers[stride] & 0xFFFFFFFFFF for stride in _STRIDES]
         return (rows - 1) * steps[0] + (images - 1) * steps[1] + length
 
 
-def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
-    """One region of constants for several command streams, and the streams that read it.
+def merge_constants(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
+    """Merge the constants of several command streams into one region.
+
+    Returns:
+        the region, and the patched streams.
 
     Raises:
-        NotShared: see ``Stream``.
+        UnsupportedStream: a stream reads constants in a way that cannot be patched.
     """
-    region, size = [constants[0]], len(constants[0])  # joined at the end: until then they lie in the payloads alone
+    region, size = [constants[0]], len(constants[0])  # joined at the end, to avoid copies of the payloads
     known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
-    moved = [streams[0].moved({})]
+    moved = [streams[0].with_addresses({})]
     for stream, own in zip(streams[1:], constants[1:], strict=True):
         pieces = _pieces(stream, len(own))
         targets = []
@@ -237,8 +244,8 @@ def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -
         places = {}
         for use in stream.uses:
             index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
-            places[use.place] = use.address - pieces[index][0] + targets[index]
-        moved.append(stream.moved(places))
+            places[use.word] = use.address - pieces[index][0] + targets[index]
+        moved.append(stream.with_addresses(places))
     return b"".join([*region, bytes(-size % 16)]), moved
 
 
@@ -247,16 +254,16 @@ def _digest(content: memoryview | bytes) -> bytes:
 
 
 def _pieces(stream: Stream, size: int) -> list[tuple[int, int]]:
-    """Parts of the constants that may be moved, each as a whole: what is read with a known length, and what is between.
+    """Ranges of the constants that may be moved as a unit: reads with a known length, and the ranges in between.
 
     Raises:
-        NotShared: something is read beyond the end.
+        UnsupportedStream: an operation reads beyond the end of the constants.
     """
     ends: dict[int, int] = {}
     for use in stream.uses:
         ends[use.address] = max(ends.get(use.address, 0), use.address + (use.length or 0))
     if any(start >= size or end > size for start, end in ends.items()):
-        raise NotShared("an address beyond the constants")
+        raise UnsupportedStream("an address beyond the constants")
     exact: list[list[int]] = []
     for start, end in sorted((start, end) for start, end in ends.items() if end > start):
         if exact and start < exact[-1][1]:
