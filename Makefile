@@ -31,9 +31,9 @@ DEBIAN_TEST := ccache cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-ar
 # the older release, and make test a small part of it.
 VELA ?=
 OLDER := 5.1
-VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/recipes/test_goal.py tests/recipes/test_vela_options.py \
-  tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_ethosu_watch.py \
-  tests/runtime/test_ethosu_weights.py tests/runtime/test_forms.py tests/targets tests/tosa/test_hardware_passes.py \
+VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/alternatives/test_size_or_speed.py tests/targets/test_vela_config.py \
+  tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_access_checker.py \
+  tests/runtime/test_ethosu_weights.py tests/alternatives/test_chooser.py tests/targets tests/tosa/test_hardware_passes.py \
   tests/tosa/test_legality.py tests/tosa/test_workarounds.py tests/ops/test_ops.py
 ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_mistakes_of_vela tests/targets
 vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))

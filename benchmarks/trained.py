@@ -162,7 +162,7 @@ def task(name: str) -> Task:
         return Task(_Denoiser(), noisy[0], noisy[1], F.mse_loss, _clean, "dB", 40)
     data = (train, labels), (held, truth)
     if name == "digits_uneven":
-        from tests.recipes.models import UnevenGains
+        from tests.small_models import UnevenGains
 
         return Task(
             UnevenGains(), *data, F.cross_entropy, _right, "% right", 15, rate=1e-2, options={"per_channel": False}

@@ -1,6 +1,6 @@
 """Typed dicts of the recipe options, for completion and type checkers; ``options.OPTIONS`` validates at run time.
 
-``tests/recipes/test_options.py`` checks that each typed dict has exactly the options of its recipes.
+``tests/recipe/test_options.py`` checks that each typed dict has exactly the options of its recipes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
 from tests.graphs import program
-from tests.runtime.vela_mistakes import MISTAKES, Mistake
+from tests.runtime.vela_bugs import MISTAKES, Mistake
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.decoder import Prefill, decoder, prompt
-from tests.recipes.models import images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, small, wide
+from tests.small_models import images, vectors
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
 U85_A16W8 = ArmRecipeType.ETHOSU_U85_A16W8

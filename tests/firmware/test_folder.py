@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from arm_recipes import ArmRecipeType, export, save_firmware
 from arm_recipes.firmware.folder import MANIFEST, check_folder, write_folder
 from tests.firmware.programs import program
-from tests.recipes.models import Small, images
 from tests.runtime.host_programs import small, untracked
+from tests.small_models import Small, images
 
 pytestmark = pytest.mark.xdist_group("firmware")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
 from arm_recipes.runtime.signature import _CHECKSUM_PLACEHOLDER, _CHECKSUM_PREFIX
-from tests.recipes.models import Small, images, vectors
+from tests.small_models import Small, images, vectors
 
 
 class Mixed(nn.Module):

@@ -14,7 +14,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, export
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 CONSTANTS = {"version": 3, "scale": 0.5, "ready": True, "label": "digits", "shape": [1, 28], "table": torch.ones(2, 3)}
 

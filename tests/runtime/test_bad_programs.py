@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ProgramError, RunError, export, load
 from arm_recipes.runtime.errors import PayloadError
-from tests.recipes.models import images, vectors
 from tests.runtime import host_children, pte_programs
 from tests.runtime.host_children import fates, in_child
 from tests.runtime.host_programs import MIXED, methods, mixed, plain, small, unsealed, untracked
+from tests.small_models import images, vectors
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_children")

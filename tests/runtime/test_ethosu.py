@@ -25,8 +25,8 @@ from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayl
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
 from tests.graphs import program
-from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting, small, untracked, wide
+from tests.small_models import Small, images, vectors
 from tests.verify_only import select_third
 
 #: The exported programs that they share are made once in a process.

@@ -29,10 +29,10 @@ from tests.graphs import Input, family, graph, program
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
-from tests.runtime import mistake_pairs, rescale_graphs
+from tests.runtime import rescale_graphs, vela_bug_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import ACCELERATORS, Array, Emulator, compiled, read_payload
-from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
+from tests.runtime.vela_bugs import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
 _MODELS = ("mobilenet_v3_small", "tiny_vit")
 
@@ -128,8 +128,8 @@ def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytest
     """Graphs with two mistakes, of which neither workaround hides the other."""
     wrong = []
     for seed in range(400 if pytestconfig.getoption("verify") else 15):
-        pair = mistake_pairs.draw(seed, accelerator)
-        written = mistake_pairs.optimized(pair, family(accelerator), seed)
+        pair = vela_bug_pairs.draw(seed, accelerator)
+        written = vela_bug_pairs.optimized(pair, family(accelerator), seed)
         if not written.users().keys() >= set(written.inputs):  # the part that the second reads is constant
             continue
         if not _runs_right(emulator, serialize(written), accelerator, pair):

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from arm_recipes import ArmRecipeType, ExportResult
-from tests.recipes.models import images
 from tests.runtime import firmware
 from tests.runtime.building import RUNTIME, compile_cpp, run
 from tests.runtime.firmware import Firmware
 from tests.runtime.host_programs import small, wide
+from tests.small_models import images
 
 #: The image and the exported programs are made once in a process.
 pytestmark = pytest.mark.xdist_group("host_programs")

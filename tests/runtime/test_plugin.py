@@ -21,11 +21,11 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, RunError, RuntimeUnavailable, load
 from arm_recipes.runtime import build, host_library, plugin
-from tests.recipes.models import images
 from tests.runtime import host_children
 from tests.runtime.building import ROOT
 from tests.runtime.host_children import in_child, start
 from tests.runtime.host_programs import small
+from tests.small_models import images
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_children")

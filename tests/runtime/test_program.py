@@ -22,8 +22,8 @@ from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.tensor_info import TensorInfo
-from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, methods, mixed, plain, small, untracked
+from tests.small_models import Small, images, vectors
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_programs")

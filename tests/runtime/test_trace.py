@@ -20,8 +20,8 @@ from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.trace import TracedOperation
-from tests.recipes.models import images, vectors
 from tests.runtime.host_programs import Between, small
+from tests.small_models import images, vectors
 
 #: The exported programs that they share are made once in a process.
 pytestmark = pytest.mark.xdist_group("host_programs")

@@ -9,11 +9,11 @@ import pytest
 
 from arm_recipes import ArmRecipeType, RuntimeUnavailable
 from arm_recipes.runtime import vulkan as product
-from tests.recipes.models import images
 from tests.runtime import host_children
 from tests.runtime.building import require, run
 from tests.runtime.host_children import in_child
 from tests.runtime.host_programs import small, unsealed, untracked
+from tests.small_models import images
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_children")

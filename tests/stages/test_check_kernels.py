@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, RunError, export
 from arm_recipes._internal.messages import NotRunnableError
 from arm_recipes.stages.edge.check_kernels import CheckRunnable, not_runnable
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 FP, INT8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8
 Q, DQ = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor

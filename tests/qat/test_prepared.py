@@ -20,7 +20,7 @@ from torchao.testing.pt2e import _xnnpack_quantizer as torchaos
 
 from arm_recipes import ArmRecipeType, export, load, prepare_qat
 from arm_recipes.stages.train import FakeQuantizedModel
-from tests.recipes.models import UnevenGains
+from tests.small_models import UnevenGains
 
 
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -48,7 +48,7 @@ def programs(dump_dir: str | None) -> list[bytes]:
 _SCRIPT = """
 import sys
 from pathlib import Path
-from tests.recipes.test_reproducible import programs
+from tests.pipeline.test_reproducible import programs
 for index, program in enumerate(programs(sys.argv[2])):
     Path(sys.argv[1], str(index)).write_bytes(program)
 """

@@ -26,7 +26,7 @@ from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, expor
 from arm_recipes.devtools.reading import choose_layout
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.tosa_graph import read_graph, replace_outputs
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
 U55, U85, VGF = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_FP

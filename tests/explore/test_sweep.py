@@ -24,7 +24,7 @@ from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, e
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import Figures, Row
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 U55, U85 = "Ethos_U55_High_End_Embedded", "Ethos_U85_SYS_DRAM_Mid"
 #: Eight configurations: two NPUs of each of two families in two memory modes.

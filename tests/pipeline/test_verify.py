@@ -21,8 +21,8 @@ from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli.main import main
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.ethosu_payload import read_parts
-from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting
+from tests.small_models import Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) are bit-equal with the TOSA reference model"

@@ -15,7 +15,7 @@ import torch
 from arm_backend_core.ops.catalog import records
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from arm_recipes.cli.main import main
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 
 @pytest.fixture

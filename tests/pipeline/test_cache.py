@@ -25,7 +25,7 @@ from arm_recipes.cli.main import main
 from arm_recipes.pipeline.cache import key
 from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
-from tests.recipes.models import Small, images, run
+from tests.small_models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
 

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.errors import FullDelegationError
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
 from arm_recipes.pipeline import pipeline
-from tests.recipes.models import Small, Sorting, images, run, vectors
+from tests.small_models import Small, Sorting, images, run, vectors
 
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
 #: Quantization noise of ``Small``, relative to its largest output.

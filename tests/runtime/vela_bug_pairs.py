@@ -13,7 +13,7 @@ from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import finish, merge, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import family, graph
-from tests.runtime.vela_mistakes import MISTAKES, RIGHT, Mistake
+from tests.runtime.vela_bugs import MISTAKES, RIGHT, Mistake
 
 
 def draw(seed: int, accelerator: str) -> Mistake:

@@ -31,7 +31,7 @@ from arm_recipes.runtime.vela_program import VelaProgram
 from tests.graphs import Body, program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
-from tests.runtime.vela_mistakes import EARLY, Mistake
+from tests.runtime.vela_bugs import EARLY, Mistake
 from tests.tflite.vela import compile_tflite
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F

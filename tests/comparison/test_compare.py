@@ -26,8 +26,8 @@ from arm_recipes.comparison import worker
 from arm_recipes.comparison.compare import _program_spec
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
-from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
+from tests.small_models import Samples, Small, images, vectors
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import arm_recipes
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, RunError, export
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.small_models import Small, Sorting, images, vectors
 
 INT8, FP, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes.report.layers import LayerCost, apportion
-from tests.recipes.models import Small, images
+from tests.small_models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 BOTH = pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
