@@ -5,9 +5,10 @@ The stages are ExecuTorch's, except that faster ones replace capture, quantizati
 
 from __future__ import annotations
 
-import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from executorch.export.stages import (
     ToEdgeStage,
 )
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_backend_core.program import user_inputs
 from arm_recipes._internal.error_location import describe, is_user_message
@@ -34,6 +34,8 @@ from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
 from arm_recipes.pipeline.float_tensors import float_reference
 from arm_recipes.pipeline.methods import check_state, name_state, share_state_in_plan
+from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
+from arm_recipes.pipeline.progress import Progress
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
@@ -62,43 +64,27 @@ _DOING = {
 }
 
 
-class Progress:
-    """Progress bars over the stages and over the calibration samples.
-
-    Args:
-        shown: show the bars, if standard error is a terminal.
+@dataclass
+class _MethodState:
+    """What the stages leave of one method.
 
     Attributes:
-        samples: method -> number of calibration samples.
+        program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
+        pattern: structure of the inputs; ``out_spec``: structure of the outputs.
+        graph: the lowered graph, before emission edits it.
+        inputs: of the emitted program; ``outputs`` likewise.
+        float_program: the program before quantization, if this package quantized it.
+        sqnr: SQNR of each output, dB.
     """
 
-    def __init__(self, shown: bool) -> None:
-        self.shown = shown and sys.stderr.isatty()
-        self.samples: dict[str, int] = {}
-
-    def stages(self, stages: list[StageType]) -> Iterable[StageType]:
-        """Yield the stages; the bar shows the current one."""
-        if not self.shown:
-            yield from stages
-            return
-        from tqdm import tqdm
-
-        with tqdm(total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}") as bar:
-            for stage in stages:
-                bar.set_description_str(stage.value.replace("_", " "))
-                yield stage
-                bar.update()
-
-    def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
-        """Yield the calibration samples of a method and count them."""
-        if self.shown:
-            from tqdm import tqdm
-
-            samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")
-        self.samples[method] = 0
-        for sample in samples:
-            yield sample
-            self.samples[method] += 1
+    program: ExportedProgram | None = None
+    pattern: Pattern | None = None
+    out_spec: Any = None
+    graph: torch.fx.GraphModule | None = None
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    float_program: FloatProgram | None = None
+    sqnr: dict[str, float] = field(default_factory=dict)
 
 
 class Pipeline:
@@ -134,13 +120,12 @@ class Pipeline:
         self._shares_state = False
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
-        self._programs: dict[str, ExportedProgram] = {}
-        self._graphs: dict[str, torch.fx.GraphModule] = {}
-        self._float_programs: dict[str, FloatProgram] = {}
-        self._sqnr: Mapping[str, dict[str, float]] = {}
-        self._patterns: dict[str, Pattern] = {}
-        self._out_specs: dict[str, Any] = {}
-        self._tensors: dict[str, tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]] = {}
+        self._methods: defaultdict[str, _MethodState] = defaultdict(_MethodState)
+
+    @property
+    def _programs(self) -> dict[str, ExportedProgram]:
+        """The captured programs by method."""
+        return {name: method.program for name, method in self._methods.items() if method.program is not None}
 
     def run(self) -> None:
         """Run all stages.
@@ -194,7 +179,10 @@ class Pipeline:
             if kind is StageType.SOURCE_TRANSFORM:
                 self._note_transformed()
             if isinstance(stage, FastQuantizeStage):
-                self._float_programs, self._sqnr = stage.float_programs, stage.output_sqnr
+                for name, float_program in stage.float_programs.items():
+                    self._methods[name].float_program = float_program
+                for name, sqnr in stage.output_sqnr.items():
+                    self._methods[name].sqnr = sqnr
                 for note in stage.notes:
                     self._note(note)
             if kind is StageType.TORCH_EXPORT:
@@ -217,8 +205,8 @@ class Pipeline:
             if is_user_message(error):
                 raise
             models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
-            captured = {name: program.graph_module for name, program in self._programs.items()}
-            graphs = [module.graph for module in (self._graphs or captured).values()]
+            lowered = [method.graph for method in self._methods.values() if method.graph is not None]
+            graphs = [module.graph for module in lowered or [each.graph_module for each in self._programs.values()]]
             methods = ", ".join(f"'{name}'" for name in self._models)
             raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
 
@@ -228,12 +216,15 @@ class Pipeline:
 
         manager = self._artifact.data
         methods = []
-        for name, graph in self._graphs.items():
-            ours, others, boundary, cpu = record.describe_graph(graph, rejected)
-            samples, losses = self._progress.samples.get(name), self._sqnr.get(name, {})
-            quantization = record.describe_quantization(self._programs[name], samples, losses)
-            tensors = self._tensors[name]
-            lacking = not_runnable(graph.graph)
+        for name, method in self._methods.items():
+            if method.graph is None:
+                continue
+            ours, others, boundary, cpu = record.describe_graph(method.graph, rejected)
+            samples, quantization = self._progress.samples.get(name), None
+            if method.program is not None:
+                quantization = record.describe_quantization(method.program, samples, method.sqnr)
+            lacking = not_runnable(method.graph.graph)
+            tensors = method.inputs, method.outputs
             methods.append(record.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))
         report = Report(
             recipe=self._recipe.name or "unnamed",
@@ -242,8 +233,11 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        parts = Parts(self._programs, manager, float_reference(self._programs, self._float_programs, self._recipe))
-        return Artifact(report, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
+        float_programs = {name: of.float_program for name, of in self._methods.items() if of.float_program is not None}
+        parts = Parts(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))
+        patterns = {name: method.pattern for name, method in self._methods.items() if method.pattern is not None}
+        out_specs = {name: self._methods[name].out_spec for name in patterns}
+        return Artifact(report, patterns, out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -263,17 +257,13 @@ class Pipeline:
         yield StageType.TO_EXECUTORCH
 
     def _stage(self, kind: StageType) -> Stage:
-        from arm_recipes.stages.train import TrainingQuantizeStage  # imports the compiler
-
         recipe = self._recipe
         lowering = recipe.lowering_recipe or LoweringRecipe()
         build: dict[StageType, Callable[[], Stage]] = {
             StageType.SOURCE_TRANSFORM: lambda: SourceTransformStage(
                 recipe.quantization_recipe, in_place=recipe.source_transform_in_place
             ),
-            StageType.QUANTIZE: lambda: TrainingQuantizeStage(
-                recipe.quantization_recipe or QuantizationRecipe(), self._capture, self._progress.calibration
-            ),
+            StageType.QUANTIZE: self._quantize_stage,
             StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
             StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: FastLowerStage.from_recipe(lowering),
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
@@ -282,6 +272,12 @@ class Pipeline:
             StageType.TO_EXECUTORCH: lambda: ExecutorchStage(self._backend_config()),
         }
         return build[kind]()
+
+    def _quantize_stage(self) -> Stage:
+        from arm_recipes.stages.train import TrainingQuantizeStage  # imports the compiler
+
+        quantization = self._recipe.quantization_recipe or QuantizationRecipe()
+        return TrainingQuantizeStage(quantization, self._capture, self._progress.calibration)
 
     def _backend_config(self) -> Any:
         config = self._recipe.executorch_backend_config
@@ -297,12 +293,14 @@ class Pipeline:
         from arm_recipes.stages.edge.equal_rows import arrange_rows
 
         # Lowering edits the programs in place, and a program may be the user's.
-        self._programs = dict(self._artifact.data)
+        for name, program in self._artifact.data.items():
+            self._methods[name].program = program
         copies = {name: copy_program(program) for name, program in self._programs.items()}
         for name, program in copies.items():
-            _check_outputs(name, program)
-            self._out_specs[name] = program.call_spec.out_spec
-            self._patterns[name] = pattern = Pattern.of_program(program)
+            check_outputs(name, program)
+            method = self._methods[name]
+            method.out_spec = program.call_spec.out_spec
+            method.pattern = pattern = Pattern.of_program(program)
             for constant, value in pattern.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
@@ -353,62 +351,20 @@ class Pipeline:
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
             restore_handles(program)
-            self._graphs[name] = copy_module(program.graph_module)
-            self._patterns.setdefault(name, Pattern.of_program(program))
-            self._out_specs.setdefault(name, program.call_spec.out_spec)
-            self._tensors[name] = (
-                _describe([(node.name, node) for node in user_inputs(program)], published, f"{name}_input"),
-                _describe(outputs_of(program), published, f"{name}_output"),
-            )
+            method = self._methods[name]
+            method.graph = copy_module(program.graph_module)
+            if method.pattern is None:  # the recipe does not capture
+                method.pattern, method.out_spec = Pattern.of_program(program), program.call_spec.out_spec
+            inputs = [(node.name, node) for node in user_inputs(program)]
+            method.inputs = describe_tensors(inputs, published, f"{name}_input")
+            method.outputs = describe_tensors(outputs_of(program), published, f"{name}_output")
             for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
                 self._note(
                     f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
                     f"returns the new value as output {index}, before the model's outputs"
                 )
         for sized in self._sized.values():
-            sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
+            sized.find_outputs({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
         sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
-        store_named_data(manager, NAMES_KEY, encode_metadata(self._tensors, sized=sized_dicts))
-
-
-def _check_outputs(method: str, program: ExportedProgram) -> None:
-    """Check that a program can return the model's outputs.
-
-    Raises:
-        ExportError: an output is a string, or no output is a tensor.
-    """
-    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    for index, value in enumerate(outputs):
-        if isinstance(value, ConstantArgument) and isinstance(value.value, str):
-            raise ExportError(
-                f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
-                "remove it, or export it as constant_methods={'name': value}"
-            )
-    if not any(isinstance(value, TensorArgument) for value in outputs):
-        raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
-
-
-def _describe(values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str) -> tuple[TensorInfo, ...]:
-    """Describe inputs or outputs.
-
-    Args:
-        values: name and node of each.
-        published: constant methods of the program, with scale and zero point for ``quantized_io``.
-        prefix: start of the names of these constant methods.
-    """
-    described = []
-    for index, (name, node) in enumerate(values):
-        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
-        if not isinstance(value, torch.Tensor):
-            described.append(TensorInfo(name, type(value).__name__, ()))
-            continue
-        described.append(
-            TensorInfo(
-                name=name,
-                dtype=str(value.dtype).removeprefix("torch."),
-                shape=tuple(value.shape),
-                scale=published.get(f"{prefix}{index}_scale"),
-                zero_point=published.get(f"{prefix}{index}_zp"),
-            )
-        )
-    return tuple(described)
+        tensors = {name: (of.inputs, of.outputs) for name, of in self._methods.items() if of.graph is not None}
+        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, sized=sized_dicts))

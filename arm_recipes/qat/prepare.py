@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 from arm_backend_core.quantization.fake_quant.ranges import RangeMode
 from arm_recipes._internal.messages import quiet
 from arm_recipes.pipeline.export import check_recipe
-from arm_recipes.pipeline.pipeline import Progress
+from arm_recipes.pipeline.progress import Progress
 from arm_recipes.qat.prepared import Prepared
 from arm_recipes.samples import inputs
 from arm_recipes.stages.capture.capture import Capture

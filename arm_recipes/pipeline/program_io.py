@@ -1,0 +1,61 @@
+"""Inputs and outputs of a program: what it can return, and how each is described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
+
+from arm_recipes._internal.messages import ExportError
+from arm_recipes.runtime.tensor_info import TensorInfo
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_outputs(method: str, program: ExportedProgram) -> None:
+    """Check that a program can return the model's outputs.
+
+    Raises:
+        ExportError: an output is a string, or no output is a tensor.
+    """
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for index, value in enumerate(outputs):
+        if isinstance(value, ConstantArgument) and isinstance(value.value, str):
+            raise ExportError(
+                f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
+                "remove it, or export it as constant_methods={'name': value}"
+            )
+    if not any(isinstance(value, TensorArgument) for value in outputs):
+        raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
+
+
+def describe_tensors(
+    values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str
+) -> tuple[TensorInfo, ...]:
+    """Describe inputs or outputs.
+
+    Args:
+        values: name and node of each.
+        published: constant methods of the program, with scale and zero point for ``quantized_io``.
+        prefix: start of the names of these constant methods.
+    """
+    described = []
+    for index, (name, node) in enumerate(values):
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if not isinstance(value, torch.Tensor):
+            described.append(TensorInfo(name, type(value).__name__, ()))
+            continue
+        described.append(
+            TensorInfo(
+                name=name,
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
+                scale=published.get(f"{prefix}{index}_scale"),
+                zero_point=published.get(f"{prefix}{index}_zp"),
+            )
+        )
+    return tuple(described)

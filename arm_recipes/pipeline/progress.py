@@ -1,0 +1,51 @@
+"""The progress bar of an export."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from executorch.export import StageType
+
+if TYPE_CHECKING:
+    pass
+
+
+class Progress:
+    """Progress bars over the stages and over the calibration samples.
+
+    Args:
+        shown: show the bars, if standard error is a terminal.
+
+    Attributes:
+        samples: method -> number of calibration samples.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown and sys.stderr.isatty()
+        self.samples: dict[str, int] = {}
+
+    def stages(self, stages: list[StageType]) -> Iterable[StageType]:
+        """Yield the stages; the bar shows the current one."""
+        if not self.shown:
+            yield from stages
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}") as bar:
+            for stage in stages:
+                bar.set_description_str(stage.value.replace("_", " "))
+                yield stage
+                bar.update()
+
+    def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
+        """Yield the calibration samples of a method and count them."""
+        if self.shown:
+            from tqdm import tqdm
+
+            samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")
+        self.samples[method] = 0
+        for sample in samples:
+            yield sample
+            self.samples[method] += 1
