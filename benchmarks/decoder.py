@@ -133,7 +133,7 @@ def _method(method: Any) -> dict[str, Any]:
     return {
         "method": method.name,
         "delegates": len(method.delegates),
-        "operators on the CPU": sum(operator.count for operator in method.cpu),
+        "operators on the CPU": sum(operator.count for operator in method.cpu_operators),
         "boundary": method.boundary,
         "payload MiB": round(sum(delegate.payload_bytes for delegate in method.delegates) / (1 << 20), 2),
         "cycles": sum(figures.total_cycles for figures in vela),

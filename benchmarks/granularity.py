@@ -36,7 +36,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     entry = zoo.build(name, samples=18)
     samples, held = entry.samples[:12], entry.samples[12:]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
-    options: dict[str, Any] = {"precisions": [_OTHER], "budget": {"cycles": 1.0}, "folder": folder}
+    options: dict[str, Any] = {"candidate_precisions": [_OTHER], "budget": {"cycles": 1.0}, "cache_dir": folder}
     found = tune(entry.model, recipe, samples, **options, test_samples=held, progress=False)
     (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
     best = max(found.base.search_accuracy, coarse.search_accuracy)

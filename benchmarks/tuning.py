@@ -42,7 +42,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     samples, held = entry.samples[: 2 * _EACH], entry.samples[2 * _EACH :]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
     start = time.perf_counter()
-    options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "held_out": held, "folder": folder, "progress": False}
+    options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "test_samples": held, "cache_dir": folder, "progress": False}
     found = tune(entry.model, recipe, samples, **options)
     seconds = time.perf_counter() - start
     program, given, examples, _ = capture_model(entry.model, samples, "tune")
