@@ -42,8 +42,8 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     samples, held = entry.samples[: 2 * _EACH], entry.samples[2 * _EACH :]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
     start = time.perf_counter()
-    options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "test_samples": held, "cache_dir": folder, "progress": False}
-    found = tune(entry.model, recipe, samples, **options)
+    options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "test_samples": held, "cache_dir": folder}
+    found = tune(entry.model, recipe, samples, **options, progress=False)
     seconds = time.perf_counter() - start
     program, given, examples, _ = capture_model(entry.model, samples, "tune")
     trial = PlanEvaluator(

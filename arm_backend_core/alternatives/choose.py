@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from arm_backend_core import events
@@ -15,6 +16,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
+from arm_backend_core.tosa.passes.trace import is_rewrite_traced, trace_rule
 
 #: Estimates the cost of each graph; None if there is no estimate.
 CostFunction = Callable[[Sequence[Graph]], list[Cost | None]]
@@ -91,10 +93,10 @@ def choose_alternatives(
 def _rewrite(graph: Graph, target: Target, alternative: Alternative, chosen: Collection[Op]) -> bool:
     """Rewrite the chosen operators; return whether the rule applied to any."""
 
-    def rule(op: Op, rewriter: Rewriter) -> Value | None:
+    def rewrite_chosen(op: Op, rewriter: Rewriter) -> Value | None:
         return alternative.rule(op, rewriter) if op in chosen else None
 
-    changed = apply_once(graph, target, {op.kind: [rule] for op in chosen}, no_swaps=True)
+    changed = apply_once(graph, target, {op.kind: [rewrite_chosen] for op in chosen}, no_swaps=True)
     eliminate_common_subexpressions(graph, target)
     return changed
 
@@ -153,9 +155,11 @@ def _structural_key(ops: Sequence[Op]) -> Hashable:
 
 def _match_regions(graph: Graph, target: Target, alternative: Alternative) -> Iterator[Region]:
     """Yield the regions that an alternative matches; no operator is rewritten in two of them."""
-    rewriter, seen = Rewriter(graph, target), set[Op]()
+    rewriter, seen, match = Rewriter(graph, target), set[Op](), alternative.match_region
+    if is_rewrite_traced():
+        match = partial(trace_rule, f"alternative '{alternative.name}'", match)
     for op in graph.ops:
-        region = alternative.match_region(op, rewriter) if op.kind in alternative.kinds and op not in seen else None
+        region = match(op, rewriter) if op.kind in alternative.kinds and op not in seen else None
         rewritten = {other for ops in region.alternatives for other in ops} if region is not None else set()
         if region is not None and seen.isdisjoint(rewritten):
             seen |= rewritten

@@ -8,6 +8,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
+from arm_backend_core.tosa.passes.trace import is_rewrite_traced, rule_name, trace_rule
 
 
 class Rewriter:
@@ -157,9 +158,10 @@ def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
 
 
 def _apply_first_rule(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
+    traced = is_rewrite_traced()
     for rule in rules:
         try:
-            result = rule(op, rewriter)
+            result = trace_rule(rule_name(rule), rule, op, rewriter) if traced else rule(op, rewriter)
         except Unsupported:
             continue
         if result is not None:
