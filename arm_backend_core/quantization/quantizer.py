@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Any, Self
 
@@ -35,6 +36,11 @@ class ArmQuantizer(Quantizer):
 
     The most specific setting wins: module name, then module type, then global. None leaves operators in floating point.
 
+    Attributes:
+        algorithms: names of the quantization algorithms that the export applies; None for its default ones. They are
+            stored here, as ``min_sqnr`` is, because ``ExportRecipe.combine`` keeps only the quantizers of a recipe.
+        min_sqnr: minimum SQNR of each output in dB; None for no minimum.
+
     Raises:
         TypeError: ``compile_spec`` is for another target.
         ValueError: the target has no integer profile.
@@ -52,6 +58,8 @@ class ArmQuantizer(Quantizer):
         if not compile_spec.target.integer:
             raise ValueError(f"compile_spec: {compile_spec.target.name} has no INT profile to quantize for; add '+INT'")
         self.compile_spec = compile_spec
+        self.algorithms: Collection[str] | None = None
+        self.min_sqnr: float | None = None
         self._global: Config = None
         self._io: Config = None
         self._names: dict[str, Config] = {}

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
+    from arm_backend_core.quantization.quantizer import ArmQuantizer
 
 #: Wraps the calibration samples of a method in a progress bar, or returns them unchanged.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
-
-
-#: Attributes of the quantizer for ``algorithms`` and ``min_sqnr``: ``ExportRecipe.combine`` keeps only quantizers.
-_ALGORITHMS_ATTRIBUTE, _MIN_SQNR_ATTRIBUTE = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
@@ -55,16 +52,20 @@ def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
     """
     if isinstance(recipe, AlgorithmRecipe):
         return recipe.algorithms
-    named = [
-        getattr(quantizer, _ALGORITHMS_ATTRIBUTE)
-        for quantizer in recipe.quantizers or ()
-        if hasattr(quantizer, _ALGORITHMS_ATTRIBUTE)
-    ]
+    chosen = [quantizer.algorithms for quantizer in _arm_quantizers(recipe.quantizers or ())]
+    named = [names for names in chosen if names is not None]
     return tuple(name for name in (named or [ALGORITHMS])[0] if all(name in names for names in named))
 
 
+def _arm_quantizers(quantizers: Iterable[Quantizer]) -> list[ArmQuantizer]:
+    """Return the quantizers of this package; a recipe may combine them with those of other backends."""
+    from arm_backend_core.quantization.quantizer import ArmQuantizer
+
+    return [quantizer for quantizer in quantizers if isinstance(quantizer, ArmQuantizer)]
+
+
 def quantization_recipe(
-    quantizer: Quantizer,
+    quantizer: ArmQuantizer,
     calibration: Any = None,
     algorithms: Collection[str] = ALGORITHMS,
     train: Any = None,
@@ -79,8 +80,7 @@ def quantization_recipe(
         train: function that trains the prepared model; None for post-training quantization.
         min_sqnr: minimum SQNR of each output in dB, or None.
     """
-    setattr(quantizer, _ALGORITHMS_ATTRIBUTE, algorithms)
-    setattr(quantizer, _MIN_SQNR_ATTRIBUTE, min_sqnr)
+    quantizer.algorithms, quantizer.min_sqnr = algorithms, min_sqnr
     options = {"qat": train, "min_sqnr": min_sqnr}
     refusals: list[Any] = [_Refusal(name) for name, value in options.items() if value is not None]
     return AlgorithmRecipe(
@@ -286,7 +286,9 @@ class FastQuantizeStage(QuantizeStage):
     @property
     def _min_sqnr(self) -> float:
         """``min_sqnr`` of the recipe in dB; minus infinity if it is not set."""
-        return max(getattr(quantizer, _MIN_SQNR_ATTRIBUTE, None) or -math.inf for quantizer in self.quantizers)
+        return max(
+            (quantizer.min_sqnr or -math.inf for quantizer in _arm_quantizers(self.quantizers)), default=-math.inf
+        )
 
     def _require_known(self, method: str) -> None:
         """Raise ``AccuracyError`` if the recipe has a ``min_sqnr``, because the SQNR cannot be computed."""
