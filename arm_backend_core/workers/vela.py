@@ -49,7 +49,7 @@ class Configuration:
 
     Attributes:
         accelerator: the NPU's name in the C++ core, for example ``EthosU55``.
-        system_config: text that contains the MACs, the names of system configuration and memory mode, and the configuration file.
+        system_config: text with MACs, names of the system configuration and memory mode, and the configuration file.
         options: text that contains the compiler options.
         core_clock: Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
@@ -145,7 +145,7 @@ def compile_tosa(
         flatbuffer: the TOSA graph.
         configuration: see ``configure``.
         timeout: limit in seconds, or None.
-        request: function of ``vela_process`` to call: ``compile_tosa`` by default ("compile"), or another one.
+        request: name of the worker's function to call; "compile" is ``vela_process.compile_tosa``.
         extra: further arguments of that function.
 
     Returns:
@@ -161,7 +161,7 @@ def compile_tosa(
 
 
 def _query(name: str, *arguments: Any) -> Any:
-    """Call a query of ``vela_process``; translate its errors."""
+    """Call a function of ``vela_process`` that takes milliseconds; translate its errors."""
     try:
         return _worker.call(name, *arguments, timeout=_QUERY_TIMEOUT).value
     except WorkerError as error:

@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         method: name of the method.
-        inputs: bytes of each input, in the memory order of its dimensions.
+        inputs: bytes of each input, in memory order.
         outputs: number of outputs.
     """
 

@@ -39,7 +39,13 @@ def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) 
 
 
 def crop_outputs(outputs: Sequence[Any], axes: Sequence[Mapping[int, str]], sizes: Mapping[str, int]) -> list[Any]:
-    """Crop outputs to ``sizes`` (name -> size). ``axes`` maps the axes of each output to the name of their input size."""
+    """Crop outputs along the axes whose size an input determines.
+
+    Args:
+        outputs: outputs of the shape variant.
+        axes: for each output, axis -> name of its size.
+        sizes: name -> size in this call.
+    """
     results = []
     for output, cropped_axes in zip(outputs, axes, strict=True):
         for axis, name in cropped_axes.items():

@@ -42,9 +42,8 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     """
     assert v.high < 1 << 30
     zeros_minus_one = v.leading_zeros() - 1
-    shift = (
-        zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1
-    )  # h - 1; SHIFT rounds half up: h = z >> 1 = (z - 1 + 1) >> 1
+    # h - 1: the right shift rounds half up, so (z - 1) shifted by 1 is (z - 1 + 1) >> 1 = h.
+    shift = zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1
     normalized = v.with_scale(1.0).shift_left(shift + shift, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
     inverse_root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)

@@ -87,7 +87,7 @@ class PlanEvaluator:
 
         Vela compiles several plans in parallel. Estimates are cached in the store.
         """
-        requested = list(plans)
+        requested, spec = list(plans), self._vela_spec
         keys = [self._key(plan) for plan in requested]
         plan_of_key = dict(zip(keys, requested, strict=True))
         lowered_programs: dict[str, LoweredProgram] = {}
@@ -99,27 +99,20 @@ class PlanEvaluator:
                 lowered = self._lower(plan_of_key[key])
             if isinstance(lowered, str):
                 self._costs[key] = lowered
-            elif self._vela_spec is None:
+            elif spec is None:
                 self._costs[key] = estimate_cost(None, lowered.flatbuffers, lowered.cpu_operators)
             else:
                 lowered_programs[key] = lowered
-                figures = self._store.load_figures(cache_key(self._vela_spec, lowered.delegates))
+                figures = self._store.load_figures(cache_key(spec, lowered.delegates))
                 if figures is None:
-                    tasks.append(
-                        (
-                            len(lowered_programs) - 1,
-                            self._vela_spec,
-                            lowered.delegates,
-                            *lowered.arrays(self._vela_spec),
-                        )
-                    )
+                    tasks.append((len(lowered_programs) - 1, spec, lowered.delegates, *lowered.arrays(spec)))
                 else:
                     self._costs[key] = estimate_cost(figures, lowered.flatbuffers, lowered.cpu_operators)
         order = list(lowered_programs)
         for index, outcome in _iter_compiled(tasks):
             lowered = lowered_programs[order[index]]
             if isinstance(outcome, Figures):
-                self._store.save_record(cache_key(self._vela_spec, lowered.delegates), {"figures": vars(outcome)})
+                self._store.save_record(cache_key(spec, lowered.delegates), {"figures": vars(outcome)})
                 self._costs[order[index]] = estimate_cost(outcome, lowered.flatbuffers, lowered.cpu_operators)
             else:
                 self._costs[order[index]] = outcome
@@ -161,7 +154,7 @@ class PlanEvaluator:
         return self._last_quantized[1]
 
     def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
-        """Key of a plan's results in the store. ``samples``: digest of the samples that rate it."""
+        """Key of a plan's rating on samples with the digest ``samples``, or of its cost."""
         text = json.dumps([self._content, samples, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -169,7 +162,7 @@ class PlanEvaluator:
 def _iter_compiled(
     tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]],
 ) -> Iterator[tuple[int, Figures | str]]:
-    """Compile tasks; yield the index and result of each, in order of completion.
+    """Compile tasks; yield the index and the result of each.
 
     Several tasks run in parallel. A single task runs in this process, because a worker process takes longer to start
     than a graph to compile.
@@ -183,14 +176,14 @@ def _iter_compiled(
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Suppress warnings about programs that the search discards."""
+    """Suppress warnings about intermediate programs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash the model, recipe, calibration samples and tool versions. The keys of results in the store include it."""
+    """Hash the model, recipe, calibration samples and tool versions. The keys of ratings include the hash."""
     digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
     for package in ("arm-recipes", "torch", "ethos-u-vela"):
         digest.update(version(package).encode())
