@@ -1,4 +1,4 @@
-"""Recipe provider: builds an ``ExportRecipe`` for each ``ArmRecipeType``.
+"""Recipe provider: registers ``ArmRecipeType`` with ExecuTorch and builds the ``ExportRecipe`` of each.
 
 Importing this module registers the provider with ExecuTorch.
 """
@@ -19,9 +19,6 @@ from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
 from arm_recipes.recipe.targets import SPECS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
-
-if TYPE_CHECKING:
-    from arm_recipes.recipe_types import ArmRecipeType
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -48,20 +45,28 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
-        # Copy containers: the caller may change them later.
+        # The recipe stores its arguments; the caller may change mutable ones later.
         kwargs = {
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }
-        given = options.check(recipe_type.name, kwargs)
-        precisions.check(recipe_type.name, (given.get("precisions") or {}).values())
-        spec = SPECS[recipe_type.name](given)
-        if given["dump_dir"] is not None:
-            spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
-        with frozen_gc(), quiet():  # the first recipe imports the compiler
-            return _recipe(recipe_type, spec, given, kwargs)
+        checked = options.check(recipe_type.name, kwargs)
+        precisions.check(recipe_type.name, (checked.get("precisions") or {}).values())
+        spec = SPECS[recipe_type.name](checked)
+        if checked["dump_dir"] is not None:
+            spec.dump_intermediate_artifacts_to(str(checked["dump_dir"]))
+        with frozen_gc(), quiet():  # slow the first time: imports the compiler
+            return _assemble_recipe(recipe_type, spec, checked, kwargs)
 
 
-def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kwargs: Options) -> ArmRecipe:
+def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: Options, kwargs: Options) -> ArmRecipe:
+    """Assemble the quantization, edge passes and partitioner of a recipe.
+
+    Args:
+        recipe_type: the type.
+        spec: the compile spec.
+        checked: validated options, with defaults.
+        kwargs: the options as the user passed them, which the recipe stores.
+    """
     from executorch.exir.capture import ExecutorchBackendConfig
 
     from arm_backend_core import partitioner
@@ -78,41 +83,41 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
-    quantization = mx_recipe(given["mx"]) if given.get("mx") else None
+    quantization = mx_recipe(checked["mx"]) if checked.get("mx") else None
     passes: list[Any] = [
         edge_manager.store_initial_state,
         edge_manager.lower_integer_remainder,
         edge_manager.written_once,
     ]
     if precision != "FP":
-        chosen = getattr(quantizers, f"{prefix}Quantizer")(spec)
-        everywhere = precisions.default_precision(recipe_type.name, per_channel=given["per_channel"])
-        precisions.configure_quantizer(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
-        algorithms = options.resolve_algorithms(given["algorithms"], recipe_type.name)
-        if given["quantized_io"]:  # integer outputs are int8, as integer inputs are
+        quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
+        default = precisions.default_precision(recipe_type.name, per_channel=checked["per_channel"])
+        precisions.configure_quantizer(quantizer, default, checked["precisions"] or {}, OBSERVERS[checked["observer"]])
+        algorithms = options.resolve_algorithms(checked["algorithms"], recipe_type.name)
+        if checked["quantized_io"]:  # outputs stay int8, like the inputs
             algorithms = tuple(name for name in algorithms if name != "int16_outputs")
         quantization = quantization_recipe(
-            chosen, given["calibration_samples"], algorithms, given["qat"], given["min_sqnr"]
+            quantizer, checked["calibration_samples"], algorithms, checked["qat"], checked["min_sqnr"]
         )
-        if given["quantized_io"]:
+        if checked["quantized_io"]:
             passes.append(edge_manager.quantized_io)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
-        if target != "VGF" and not given.get("direct_drive"):
+        if target != "VGF" and not checked.get("direct_drive"):
             passes.append(edge_manager.cortex_m_boundary)
     passes += [replace_empty_tensors, share_weights]
-    passes.append(CheckRunnable(given["require_runnable"]))
-    sram, flash = (given.get(name) and options.parse_bytes(given[name]) for name in ("sram_budget", "flash_budget"))
+    passes.append(CheckRunnable(checked["require_runnable"]))
+    sram, flash = (checked.get(name) and options.parse_bytes(checked[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
         passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
-    delegating = getattr(partitioner, f"{prefix}Partitioner")(
-        spec, require_full_delegation=given["require_full_delegation"], steps_per_call=given["steps_per_call"]
+    delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
+        spec, require_full_delegation=checked["require_full_delegation"], steps_per_call=checked["steps_per_call"]
     )
     return build_recipe(
         recipe_type,
         kwargs,
         quantization_recipe=quantization,
-        lowering_recipe=lowering_recipe(delegating, passes),
+        lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
     )
@@ -122,7 +127,7 @@ recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRecipe:
-    """Load a recipe that ``ArmRecipe.to_dict`` or ``ArmRecipe.save`` wrote.
+    """Load a recipe from a dict of ``ArmRecipe.to_dict`` or a file of ``ArmRecipe.save``.
 
     Args:
         source: path of the JSON file, or the dict.

@@ -1,6 +1,6 @@
-"""Cascaded max pools: a large window becomes several small ones.
+"""Cascaded max pools: replace a max pool with a large window by a chain of pools with small windows.
 
-An SPP block with windows of 5, 9 and 13 on U55-128: 98,244 instead of 892,188 cycles.
+An SPP block (spatial pyramid pooling) with windows of 5, 9 and 13 on U55-128: 98,244 instead of 892,188 cycles.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Maximum window of a cascade. Vela charges at least 4 cycles for an element of the result and one for each element of
-#: the window, so longer windows only save an operation. With 5, pools of 5, 9 and 13 share their first stages.
+#: Largest window of a stage. Vela's estimate for an element of the result is one cycle per window element, at least 4.
+#: So larger windows only save an operation. With 5, pools of 5, 9 and 13 share their first stages.
 _MAX_WINDOW = 5
 
 
 def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
-    """Split a MAX_POOL2D with stride 1 into alternating windows of at most five rows and of at most five columns.
+    """Split a MAX_POOL2D with stride 1 into stages, alternately of at most five rows and of at most five columns.
 
     Bit-equal: the maximum over an interval is the maximum of the maxima over intervals that cover it. A window of k
-    followed by one of m covers k + m - 1 elements. The padding is distributed over the stages, each part shorter than
-    its window. So no window contains only padding, and a window that crosses the border covers padding in both forms.
+    followed by one of m covers k + m - 1 elements. The padding is distributed over the stages, and is shorter than
+    the window in each. So no window contains only padding. A window that crosses the border covers padding with and
+    without the cascade.
     """
     if max(op.attrs["stride"]) > 1:
         return None
@@ -40,18 +41,18 @@ def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _split_window(size: int, before: int, after: int) -> Iterator[tuple[int, int, int]]:
-    """Split a window into stages; yield size, padding before and padding after of each."""
+    """Split a window along one axis; yield size, padding before and padding after of each stage."""
     while size > 1:
-        part = min(size, _MAX_WINDOW)
-        reach = part - 1
+        stage = min(size, _MAX_WINDOW)
+        overlap = stage - 1
         # Symmetric padding stays symmetric, so that pools of several sizes share their first stages.
-        pads = [min(pad, reach, max(reach // 2, pad - (size - part))) for pad in (before, after)]
-        yield part, pads[0], pads[1]
-        size, before, after = size - reach, before - pads[0], after - pads[1]
+        stage_pads = [min(pad, overlap, max(overlap // 2, pad - (size - stage))) for pad in (before, after)]
+        yield stage, stage_pads[0], stage_pads[1]
+        size, before, after = size - overlap, before - stage_pads[0], after - stage_pads[1]
 
 
 def _match_siblings(op: Op, rewriter: Rewriter) -> Region:
-    """Match all pools of one tensor, which share the first stages of their cascades."""
+    """Match all pools of one tensor: their cascades share first stages, so their cost is compared together."""
     readers = [reader for reader in rewriter.users(op.inputs[0]) or [op] if reader.kind == op.kind]
     return Region(readers, (readers,))
 

@@ -1,4 +1,4 @@
-"""Vela's estimates for a delegate that one inference calls several times."""
+"""Call counts: multiply Vela's estimates for a delegate that one inference calls several times (loops)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def set_call_count(record: Delegate, calls: int) -> Delegate:
-    """Set the number of calls in one inference, and multiply Vela's estimates by it."""
+    """Set the number of calls per inference, and multiply Vela's estimates by it."""
     return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
 
 
 def multiply_figures(vela: VelaFigures, calls: int) -> VelaFigures:
-    """Multiply the additive estimates by the number of calls; Vela estimates one call."""
+    """Multiply the additive estimates, which Vela makes for one call, by the number of calls."""
     rows: dict[str, Any] = {
-        name: tuple(_multiply_row(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
+        name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
-    return replace(cast("VelaFigures", _multiply_row(vela, calls)), **rows)
+    return replace(cast("VelaFigures", _multiply_fields(vela, calls)), **rows)
 
 
-#: Estimates for a delegate, an operation or a memory that add up over calls. Peaks and sizes do not.
-_ADDITIVE = (
+#: Fields of a delegate, an operation or a memory that add up over calls. Peaks and sizes do not add up.
+_ADDITIVE_FIELDS = (
     "cycles",
     "npu_cycles",
     "total_cycles",
@@ -36,9 +36,9 @@ _ADDITIVE = (
 )
 
 
-def _multiply_row(row: Any, calls: int) -> Any:
+def _multiply_fields(row: Any, calls: int) -> Any:
     """Multiply the additive fields of one row by the number of calls."""
-    multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE if hasattr(row, name)}
+    multiplied: dict[str, Any] = {name: calls * getattr(row, name) for name in _ADDITIVE_FIELDS if hasattr(row, name)}
     if hasattr(row, "memory_cycles"):
         multiplied["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
     return replace(row, **multiplied)

@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-#: Key of the compile spec with a payload's checksum.
+#: Key of the compile spec that contains a payload's checksum.
 CHECKSUM_KEY = "payload_crc32"
-#: Key of the compile spec with the checksum of weights that are outside of the payload.
+#: Key of the compile spec that contains the checksum of weights outside the payload.
 WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
-#: Key of the compile spec with the bytes of fast scratch that an Ethos-U program uses; COP1 streams do not contain it.
+#: Key of the compile spec that contains an Ethos-U program's fast scratch in bytes, which COP1 streams do not contain.
 FAST_SCRATCH_KEY = "fast_scratch_size"
-_HEADER = struct.Struct("<16sIB11s")
+_BLOCK_HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
-_IO = struct.Struct("<9i")
-_UNALLOCATED = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
+_IO_RECORD = struct.Struct("<9i")
+#: Vela's address of an unallocated tensor. The stream contains -1.
+_UNALLOCATED = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """One memory of the system: peak use in bytes, and the traffic of one inference."""
+    """One memory of the system: peak use in bytes, and the accesses of one inference."""
 
     name: str
     peak_bytes: int
@@ -37,21 +38,21 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class Layer:
-    """Vela's estimate for one operation of the command stream.
+    """Vela's estimate for one NPU operation of the command stream.
 
     Attributes:
-        operator: the TOSA operator that it implements, by Vela's name (``Conv2D``).
-        npu_operator: the NPU operation that runs.
+        operator: Vela's name of the TOSA operator that it implements, for example ``Conv2D``.
+        npu_operator: name of the NPU operation that executes it.
         tensor: name of the result in the flatbuffer.
         index: position of the TOSA operator in the flatbuffer, None if Vela does not report it.
         cycles: estimated cycles including waits for memory.
         npu_cycles: estimated cycles of the NPU alone.
         macs: multiply-accumulates.
-        staging_bytes: use of the staging memory while it runs.
+        staging_bytes: bytes of the staging memory in use while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
-        commands: byte offsets of the commands that start it, relative to the first command. Commands between the
+        commands: byte offsets of the commands that start it, relative to the first command. The commands between the
             previous start and this one belong to it too.
-        part_of: index of the operation that it is fused into and whose cycles include it; None if it is not fused.
+        part_of: index of the operation that it is fused into, whose cycles include its own; None if it is not fused.
     """
 
     operator: str
@@ -75,7 +76,7 @@ class TensorAllocation:
         name: Vela's name of the tensor.
         memory: name of the memory.
         usage: Vela's category of use.
-        start, end: live range in time steps, two for each operation; the operations of a cascade share their two.
+        start, end: live range in Vela's time steps. Each operation takes two; all operations of a cascade share two.
         address: byte offset in the memory.
         bytes: size.
     """
@@ -98,15 +99,15 @@ class VelaFigures:
         total_cycles: cycles including waits for memory.
         core_clock: Hz, from the system configuration.
         inference_seconds: ``total_cycles / core_clock``.
-        sram_bytes, dram_bytes, flash_bytes: peak use of each kind of memory. In a memory mode that keeps
-            everything in SRAM, Vela counts the constants as on-chip flash; so does this.
+        sram_bytes, dram_bytes, flash_bytes: peak use of each kind of memory. In a memory mode that keeps everything in
+            SRAM, Vela counts the constants as on-chip flash, and so does ``flash_bytes``.
         fast_scratch_bytes: fast scratch that the firmware must provide in Dedicated_Sram memory modes, else 0.
         sram_limit: bytes of SRAM that the memory mode or ``--arena-cache-size`` grants; None without a limit.
         macs: multiply-accumulates.
-        weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
+        weight_bytes, original_weight_bytes: size of the weights after and before encoding for the NPU.
         npu_operators: operations in the command stream.
-        memories: per memory of the system.
-        layers: per operation, in execution order.
+        memories: estimates per memory of the system.
+        layers: estimates per NPU operation, in execution order.
         accelerator, system_config, memory_mode: the configuration that the delegate was compiled for.
         placed: allocation of tensors in working memory.
     """
@@ -139,7 +140,7 @@ class VelaFigures:
 
 @dataclass(frozen=True)
 class Payload:
-    """The compiled form of a delegate, as stored in the program.
+    """A compiled delegate, as stored in the program.
 
     Attributes:
         data: the delegate's bytes in the ``.pte``.
@@ -152,7 +153,7 @@ class Payload:
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
     def extra_compile_specs(self) -> list[CompileSpec]:
-        """Compile specs with facts that the payload lacks, the checksum first. Runtimes ignore unknown keys."""
+        """Compile specs with data that the payload does not contain, checksum first. Runtimes ignore unknown keys."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         specs = [checksum_spec(self.data)]
@@ -169,16 +170,19 @@ def checksum_spec(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
 
 
 def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:
-    """ExecuTorch's container for a compiled Ethos-U program.
+    """Serialize blocks to ExecuTorch's container for a compiled Ethos-U program.
 
-    Each block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8; 0: the data follow, 1:
-        the
-    key of the program's named data follows), 11 reserved bytes, the data padded to 16 bytes.
+    Layout of a block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8), 11 reserved
+    bytes, data padded to 16 bytes. If the external flag is 1, the data are a key of the program's named data.
+
+    Args:
+        blocks: (name, data).
+        external: names of the blocks with the external flag.
     """
     parts = []
     for name, data in blocks:
         parts += [
-            _HEADER.pack(name.encode("ascii"), len(data), name in external, bytes(11)),
+            _BLOCK_HEADER.pack(name.encode("ascii"), len(data), name in external, bytes(11)),
             data,
             bytes(-len(data) % _ALIGNMENT),
         ]
@@ -186,10 +190,14 @@ def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = 
 
 
 def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
-    """The ``inputs`` or ``outputs`` block, all int32: a count, then shape (6), element size, offset, region.
+    """Serialize the ``inputs`` or ``outputs`` block. All fields are int32.
+
+    Layout: number of tensors, then for each tensor its shape (6), element size, offset and region.
 
     Args:
         tensors: (shape of rank 6, bytes per element, address, region).
     """
-    records = [_IO.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors]
+    records = [
+        _IO_RECORD.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors
+    ]
     return struct.pack("<i", len(tensors)) + b"".join(records)

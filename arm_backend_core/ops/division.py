@@ -21,34 +21,37 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
-#: A quotient below this is off by at most one, for any rounding of the reciprocal.
-_EXACT = 2.0**21
-#: Inverse of the quotient above which the remainder of two divisions exceeds the divisor.
-_BEYOND = 2.0**-40
+#: Quotients below this are off by at most one, for any rounding of the reciprocal.
+_EXACT_QUOTIENT_LIMIT = 2.0**21
+#: Inverse of 2**40. For larger quotients, even a second division leaves a remainder that exceeds the divisor.
+_INVERSE_QUOTIENT_LIMIT = 2.0**-40
 
 
-def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
-    """floor(x / y), and the remainder, which has the sign of y.
+def _floor_divide_with_remainder(
+    cx: Context, x: Operand, y: Operand, *, float32_quotient: bool = False
+) -> tuple[Value, Value]:
+    """Return floor(x / y) and the remainder, which has the sign of y.
 
-    The reciprocal is off by a few units in the last place. So x / y is rounded to the nearest integer, which is the
-    floor or one more; the sign of the remainder tells which. INTDIV rounds towards zero and needs the same correction.
+    The reciprocal has an error of a few ULP. So x / y is rounded to the nearest integer, which is the floor or one
+    more. It is one more if the signs of remainder and y differ. INTDIV rounds towards zero and needs the same
+    correction.
 
     Args:
         cx: the context.
         x: the dividend.
         y: the divisor.
-        rounded: whether x / y counts as an integer if float32 rounds it to one.
+        float32_quotient: whether x / y counts as an integer if its float32 value is an integer.
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = FloatExpr(b, dividend), FloatExpr(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
-        rest_of_nearest = _exact_remainder(left, right, nearest)
-        if rounded:
-            rest_of_nearest = (nearest + rest_of_nearest / right).equal(nearest).where(0.0, rest_of_nearest)
+        nearest_rem = _exact_remainder(left, right, nearest)
+        if float32_quotient:
+            nearest_rem = (nearest + nearest_rem / right).equal(nearest).where(0.0, nearest_rem)
         else:  # PyTorch divides x - remainder, which is NaN for infinite x
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
-        quotient, rest = nearest.value, rest_of_nearest.value
+        quotient, rem = nearest.value, nearest_rem.value
     else:
         constant = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
         if constant is not None and np.abs(constant).min() > 1:
@@ -57,28 +60,28 @@ def _floor_divide_with_remainder(cx: Context, x: Operand, y: Operand, *, rounded
             quotient = b.mul(dividend, inverse, shift=31)
         else:
             quotient = b.bitwise("INTDIV", dividend, divisor)
-        rest = b.sub(dividend, b.mul(quotient, divisor))
-    correction = _signs_differ(cx, rest, divisor)
+        rem = b.sub(dividend, b.mul(quotient, divisor))
+    correction = _signs_differ(cx, rem, divisor)
     quotient = b.sub(quotient, correction)
     if cx.dtype.is_float:  # 0 times an infinite divisor would be NaN
         return quotient, FloatExpr(b, correction).greater(0.5).where(
-            FloatExpr(b, b.add(rest, divisor)), FloatExpr(b, rest)
+            FloatExpr(b, b.add(rem, divisor)), FloatExpr(b, rem)
         ).value
-    return quotient, b.add(rest, b.mul(correction, divisor))
+    return quotient, b.add(rem, b.mul(correction, divisor))
 
 
 def _exact_remainder(x: FloatExpr, y: FloatExpr, quotient: FloatExpr) -> FloatExpr:
     """x - quotient * y with a single rounding: Dekker (1971), with the exact rounding error of the product."""
     product = quotient * y
-    (high, low), (y_high, y_low) = _split_mantissa(quotient), _split_mantissa(y)
+    (high, low), (y_high, y_low) = _veltkamp_split(quotient), _veltkamp_split(y)
     error = high * y_high - product + high * y_low + low * y_high + low * y_low
     return quotient.equal(0.0).where(x, x - product - error)  # also for an infinite y
 
 
-def _split_mantissa(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
-    """x as a sum of two floats with 12-bit mantissas (Veltkamp splitting)."""
-    spread = x * (2.0**12 + 1)
-    high = spread - (spread - x)
+def _veltkamp_split(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
+    """Veltkamp splitting: x as the sum of two floats with 12-bit mantissas."""
+    scaled = x * (2.0**12 + 1)
+    high = scaled - (scaled - x)
     return high, x - high
 
 
@@ -110,23 +113,23 @@ def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> 
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
-    A larger quotient is off by several units. Its remainder is rounded and divided once more, so the error is at most
+    A larger quotient is off by several units. Its rounded remainder is divided by y again, so the error is at most
     2**-46 of x. The result is 0 for quotients above 2**40, and for divisors below 2**-120, whose reciprocal could
     overflow.
     """
-    rest = _floor_divide_with_remainder(cx, x, y)[1]
+    rem = _floor_divide_with_remainder(cx, x, y)[1]
     if not cx.dtype.is_float:
-        return rest
-    again, divisor = (
-        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Tensor(rest), y)[1]),
+        return rem
+    second_rem, divisor = (
+        FloatExpr(cx.b, _floor_divide_with_remainder(cx, Tensor(rem), y)[1]),
         FloatExpr(cx.b, cx.operand(y, cx.dtype)),
     )
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
-    # A small quotient is not divided again: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
-    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, FloatExpr(cx.b, rest))
+    # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
+    result = abs(dividend).greater(abs(divisor) * _EXACT_QUOTIENT_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
     zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    left = left.equal(0.0).where(zero, left)  # a zero has the sign of the dividend
-    bounded = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(zero, left)
+    result = result.equal(0.0).where(zero, result)  # a zero result has the sign of the dividend
+    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero, result)
     return abs(divisor).less(2.0**-120).where(zero, bounded).value
 
 
@@ -135,39 +138,42 @@ def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * trunc(x / y), with the sign of x. Floats use the remainder of |x| / |y|, which needs no correction."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if not cx.dtype.is_float:
-        rest = remainder.lower(cx, x, y)
-        return b.sub(rest, b.mul(_signs_differ(cx, rest, dividend), divisor))
+        rem = remainder.lower(cx, x, y)
+        return b.sub(rem, b.mul(_signs_differ(cx, rem, dividend), divisor))
     signed = FloatExpr(b, dividend)
     positive = FloatExpr(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
-    rest = signed.less(0.0).where(-positive, positive)
-    return rest.equal(0.0).where(signed * 0.0, rest).value
+    rem = signed.less(0.0).where(-positive, positive)
+    return rem.equal(0.0).where(signed * 0.0, rem).value
 
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
-    """x / y, unrounded, floored, or truncated: the floor plus 1 where the remainder and x differ in sign."""
+    """x / y, unrounded, floored or truncated. To truncate, add 1 to the floor where remainder and x differ in sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
         return cast(Value, floor_divide.lower(cx, x, y))
-    quotient, rest = _floor_divide_with_remainder(cx, x, y, rounded=True)
-    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _signs_differ(cx, rest, cx.operand(x, cx.dtype))))
+    quotient, rem = _floor_divide_with_remainder(cx, x, y, float32_quotient=True)
+    return _restore_zero_sign(cx, x, y, cx.b.add(quotient, _signs_differ(cx, rem, cx.operand(x, cx.dtype))))
 
 
-def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
+def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
+    """Build the rule of ``record`` for quantized operands."""
+
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
-        """``plain`` on INT32 operands with the same quotient: x at the scale of y, times the largest 2**bits that fits.
+        """Apply ``record`` to INT32 operands whose quotient equals x / y.
 
-        x / 0 saturates. Its remainder, which is NaN in floating point, is 0.
+        x is rescaled to the scale of y. Both operands are multiplied by the largest 2**bits that fits. x / 0 saturates;
+        its remainder is 0 (NaN in floating point).
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
-        number = _scalar_value(y)
-        if number and isinstance(x, Tensor) and not x.is_constant:
-            down = FixedPointQuotient.ceil if number < 0 else FixedPointQuotient.floor
-            method = FixedPointQuotient.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
-            return divide_by_constant(cx, x, number, method, rest=rest)
+        constant = _scalar_value(y)
+        if constant and isinstance(x, Tensor) and not x.is_constant:
+            floored = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
+            method = FixedPointQuotient.trunc if record is fmod or mode.get("rounding_mode") == "trunc" else floored
+            return divide_by_constant(cx, x, constant, method, rest=returns_remainder)
         dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)
         bits = min(int(math.log2((RESCALE_SAFE_LIMIT - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
@@ -175,8 +181,8 @@ def _integer_rule(plain: Record, *, rest: bool = False) -> Rule:
         is_zero = (abs(divisor).maximum(1) - abs(divisor)).assume_range(0, 1)
         right = (divisor + is_zero).mul(1 << bits)
         int32_context = replace(cx, out=None, compute_dtype=DType.INT32)
-        value = plain.lower(int32_context, Tensor(left.value), Tensor(right.value), **mode)
-        if rest:
+        value = record.lower(int32_context, Tensor(left.value), Tensor(right.value), **mode)
+        if returns_remainder:
             return FixedPoint(cx.b, value, -right.peak, right.peak, cx.to_fixed_point(y).scale * 2.0**-bits).requantize(
                 cx.q
             )
@@ -196,4 +202,4 @@ def _scalar_value(y: Operand) -> float | None:
 for _record in (floor_divide, div_mode):
     _record.integer_rule(_integer_rule(_record))
 for _record in (remainder, fmod):
-    _record.integer_rule(_integer_rule(_record, rest=True))
+    _record.integer_rule(_integer_rule(_record, returns_remainder=True))

@@ -1,4 +1,4 @@
-"""Fixed-point arithmetic with interval tracking: a formula that could overflow fails when a rule builds it.
+"""Fixed-point arithmetic with interval tracking: an expression that could overflow raises at compile time.
 
 ``FixedPoint`` wraps a TOSA value together with its scale, its zero point and the interval of its integers. Each
 operator computes the interval of its result exactly, in Python integers. ``Accumulator`` describes the sums of
@@ -22,21 +22,21 @@ from arm_backend_core.tosa.builder import Builder, quantized_multipliers
 from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
-#: Magnitude below which RESCALE accepts a value that was shifted left.
+#: Bound of the magnitude of a left-shifted operand: RESCALE accepts all values below it.
 RESCALE_SAFE_LIMIT = 1 << 29
-#: The largest int16, which represents 1.0 in a table with int16 entries.
+#: The largest int16. It represents 1.0 in an int16 TABLE.
 Q15_MAX = (1 << 15) - 1
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPoint:
-    """An integer tensor with its scale and the interval of its elements; operators emit TOSA operators.
+    """A symbolic integer tensor with its scale and the interval of its elements. Methods emit TOSA operators.
 
     The real numbers are (value - zero_point) * scale. Every element satisfies low <= value - zero_point <= high. The
-    other operand may be a Python integer. Every operator computes the interval of its result in Python integers.
+    other operand may be a Python integer. Every method computes the interval of its result in Python integers.
 
     Attributes:
-        b: where the operators are appended.
+        b: builder that receives the operators.
         value: the TOSA value.
         low: the smallest value - zero_point.
         high: the largest value - zero_point.
@@ -44,7 +44,7 @@ class FixedPoint:
         zero_point: the integer that represents 0.
 
     Raises:
-        OverflowError: from every operator, if its result could exceed its element type. This is an error in the rule.
+        OverflowError: from every method, if its result could exceed its element type. This is a bug of the caller.
     """
 
     b: Builder
@@ -62,7 +62,7 @@ class FixedPoint:
 
     @classmethod
     def of(cls, b: Builder, value: Value, q: QParams) -> FixedPoint:
-        """A quantized tensor with one scale. The interval of a constant is that of its actual elements."""
+        """Wrap a tensor with per-tensor parameters ``q``. A constant's interval is that of its elements."""
         low, high = (q.qmin, q.qmax) if q.dtype is DType.INT32 else value.dtype.range
         if value.data is not None and value.data.size:
             low, high = int(value.data.min()), int(value.data.max())
@@ -70,7 +70,7 @@ class FixedPoint:
 
     @classmethod
     def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> FixedPoint:
-        """Integers that are known at compile time."""
+        """A constant of integers."""
         numbers = np.asarray(numbers)
         low, high = int(numbers.min()), int(numbers.max())
         if low < dtype.range[0] or high > dtype.range[1]:
@@ -100,15 +100,15 @@ class FixedPoint:
         return self.peak * self.scale
 
     def assume_range(self, low: int, high: int) -> FixedPoint:
-        """The same value with a tighter interval, which the caller knows; interval arithmetic cannot derive it."""
+        """The same value with a tighter interval, which the caller guarantees and interval arithmetic cannot derive."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def with_scale(self, scale: float) -> FixedPoint:
-        """The same integers with another scale, that is, representing other real numbers."""
+        """Reinterpret the integers at another scale, as other real numbers; emits nothing."""
         return replace(self, scale=scale)
 
     def sub_zero_point(self, zero_point: int) -> FixedPoint:
-        """The integers minus ``zero_point``; the RESCALE that reads this value subtracts it."""
+        """Subtract ``zero_point`` from the integers; emits nothing, as the RESCALE that reads the value does it."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
 
@@ -117,7 +117,7 @@ class FixedPoint:
         return replace(self, value=self.b.reshape(self.value, shape))
 
     def full_like(self, number: int) -> FixedPoint:
-        """A constant of one element and the same rank, type and scale, which broadcasts against this value."""
+        """A one-element constant of the same rank, type and scale, which broadcasts against this value."""
         return FixedPoint.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
     def to_int16(self) -> FixedPoint:
@@ -164,12 +164,12 @@ class FixedPoint:
     def mul(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
         """round(self * x / 2**shift), half up. MUL computes the product in 64 bits before it shifts.
 
-        An integer ``x`` multiplies the integers and divides the scale, so the real numbers stay the same.
+        A Python integer ``x`` multiplies the integers and divides the scale, so the real numbers stay the same.
 
         Args:
             x: the other factor.
-            shift: number of low bits that are dropped.
-            peak: the largest magnitude of the result, if the caller knows a tighter bound than interval arithmetic.
+            shift: number of low bits to round off.
+            peak: bound of the result's magnitude, if the caller knows a tighter one than interval arithmetic.
         """
         scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
         ends = [a * b for a in (self.low, self.high) for b in _interval(x)]
@@ -194,7 +194,7 @@ class FixedPoint:
         return FixedPoint(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
 
     def sign(self) -> FixedPoint:
-        """-1, 0 or 1 steps at the same scale, INT32."""
+        """INT32 -1, 0 or 1, at the same scale."""
         return self.to_int32().maximum(-1).minimum(1)
 
     def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
@@ -214,17 +214,17 @@ class FixedPoint:
     def shift_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
         """value << bits; for ``peak`` see ``mul``.
 
-        A Python integer keeps the real numbers: the scale is divided by 2**bits. A tensor of shifts keeps the scale.
+        A Python integer divides the scale by 2**bits, so the real numbers stay the same. A tensor keeps the scale.
         """
-        _, most = _interval(bits)
-        low, high = (min(self.low, 0) << most, max(self.high, 0) << most)
+        _, max_bits = _interval(bits)
+        low, high = (min(self.low, 0) << max_bits, max(self.high, 0) << max_bits)
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
         scale = self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**-bits
         return FixedPoint(self.b, self.b.logical_left_shift(self.value, self._operand(bits).value), low, high, scale)
 
     def shift_right(self, bits: FixedPoint | int) -> FixedPoint:
-        """value >> bits rounded half up, 0 <= bits < 32. A Python integer multiplies the scale by 2**bits."""
+        """value >> bits, rounded half up, 0 <= bits < 32. A Python integer multiplies the scale by 2**bits."""
         shifts = _interval(bits)
         assert 0 <= shifts[0] <= shifts[1] < 32
         low, high = (
@@ -239,7 +239,7 @@ class FixedPoint:
     # -- scale ---------------------------------------------------------------------------------------------------
 
     def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
-        """round(value * factor) without zero point: the same real numbers at scale / factor.
+        """RESCALE to round(value * factor) without zero point: the same real numbers at scale / factor.
 
         Args:
             dtype: the result's element type.
@@ -255,7 +255,7 @@ class FixedPoint:
         return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
     def mul_power_of_two(self, power: int) -> FixedPoint:
-        """int8 or int16 times 2**power as INT32. MUL is one NPU operation here, RESCALE is two."""
+        """Multiply int8 or int16 by 2**power, to INT32. A MUL is one NPU operation here, a RESCALE two."""
         if power < 0:
             return self.rescale(DType.INT32, 2.0**power)
         return self.mul(1 << power)
@@ -269,14 +269,14 @@ class FixedPoint:
         return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
     def _saturate_for_rescale(self, factor: float, span: int) -> FixedPoint:
-        """Clip values that saturate a range of ``span`` anyway, so that RESCALE accepts them."""
+        """Clip values that saturate anyway in an output range of width ``span``, so that RESCALE accepts the input."""
         if self.peak <= _rescale_input_limit(np.array([factor]))[0]:
             return self
         bound = math.ceil(2 * span / factor)
         return self.maximum(-bound).minimum(bound)
 
     def _rescaled_interval(self, factor: float) -> tuple[int, int]:
-        """Interval after RESCALE. Raises OverflowError if RESCALE does not accept all values of this interval."""
+        """Interval after RESCALE. Raises OverflowError if the input limit of RESCALE does not hold for all values."""
         limit = _rescale_input_limit(np.array([factor]))[0]
         if not -(limit + 1) <= self.low <= self.high <= limit:
             raise OverflowError(f"RESCALE by {factor:g} does not accept inputs in [{self.low}, {self.high}]")
@@ -287,13 +287,13 @@ class FixedPoint:
     # -- tables --------------------------------------------------------------------------------------------------
 
     def apply_table(self, values: Array, scale: float) -> FixedPoint:
-        """Apply a function int16 -> int16 by a TABLE of 513 points with linear interpolation.
+        """Apply a function int16 -> int16 by a TABLE with 513 entries and linear interpolation.
 
-        TABLE and the following RESCALE are one operation on Ethos-U55. A TABLE whose INT32 result has another use
-        is six.
+        On Ethos-U55, TABLE and the following RESCALE are one operation. A TABLE whose INT32 result has other users
+        takes six.
 
         Args:
-            values: the function's values at the table's points, in steps of ``scale``.
+            values: the function's values at the table's inputs, divided by ``scale``.
             scale: the scale of the result.
         """
         entries = np.clip(np.rint(values), -Q15_MAX - 1, Q15_MAX)
@@ -318,11 +318,11 @@ def _round_shift_right(x: int, shift: int) -> int:
 def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
     """Convert (x - zero_point) * scales to parameters ``out`` with one rounding and saturation.
 
-    A scale of x above the whole range of ``out`` saturates the result at any nonzero x, so the factor is capped at
-    twice that range. Where x exceeds the input limit of RESCALE, x is first clipped to values that still saturate.
+    If one step of x exceeds the whole range of ``out``, any nonzero x saturates. So the factor is capped at twice that
+    range. If x can exceed the input limit of RESCALE, it is first clipped to values that still saturate.
 
     Args:
-        b: where the operators are appended.
+        b: builder that receives the operators.
         x: the integers.
         peaks: upper bound of abs(x - zero_point), one number or an array of the shape of ``scales``.
         scales: scale of x, [1] or one for each channel (the last dimension).
@@ -352,15 +352,15 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
 
 @dataclass(frozen=True)
 class Accumulator:
-    """The accumulator of an operator with constant weights: its operands, its scale, and how it is requantized.
+    """The accumulator of an operator with constant weights: its operands, scale, bound and requantization.
 
     Attributes:
         weights: [out_channels, ...], integers or floats.
-        offsets: the bias at the accumulator's scale, [out_channels].
+        offsets: the quantized bias, at the accumulator's scale, [out_channels].
         dtype: element type of accumulator and offsets.
         scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
         peaks: upper bound of the accumulator's magnitude, [out_channels].
-        residual_bias: the part of the real bias that ``offsets`` does not represent, [out_channels].
+        residual_bias: rounding error of the bias: its part that ``offsets`` does not represent, [out_channels].
     """
 
     weights: Array
@@ -372,10 +372,10 @@ class Accumulator:
 
     @classmethod
     def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
-        """The accumulator of sum(x * (weights - zero_point)) + bias.
+        """Describe the accumulator of sum(x * (weights - zero_point)) + bias.
 
-        The bias is rounded to the accumulator's scale. If that scale is so small that the accumulator cannot hold the
-        bias, all of the bias goes to ``residual_bias``.
+        The bias is rounded to the accumulator's scale. If the accumulator cannot hold it there, because the scale is
+        too small, ``residual_bias`` is the whole bias.
 
         Args:
             x: the input.
@@ -388,22 +388,22 @@ class Accumulator:
             Unsupported: a sum could exceed INT32 (int8 input) or INT48 (int16 input).
         """
         dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
-        top = dtype.range[1]
+        limit = dtype.range[1]
         flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
         sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
-        if np.any(sums > top):
+        if np.any(sums > limit):
             raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
-        if np.any(np.abs(bias) > (top - sums) * scales):
+        if np.any(np.abs(bias) > (limit - sums) * scales):
             return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
         offsets = np.rint(bias / scales)
         return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
 
     def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
-        """Convert the accumulator to parameters ``out``; add ``residual_bias`` if it exceeds a quarter of a step.
+        """Requantize the accumulator to ``out``; add ``residual_bias`` if it exceeds a quarter of the result's scale.
 
         Raises:
-            Unsupported: see the function ``requantize``; or no INT32 scale holds both the sums and the bias and is
-                at most a quarter of the result's scale.
+            Unsupported: see the function ``requantize``; or INT32 cannot hold sums and bias at a scale of at most a
+                quarter of the result's.
         """
         assert self.scales is not None
         assert self.peaks is not None
@@ -411,25 +411,25 @@ class Accumulator:
         if float(np.abs(self.residual_bias).max()) <= float(out.scale) / 4:
             peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
             return requantize(b, value, peaks, self.scales, out)
-        most = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
-        step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
-        if step > float(out.scale) / 4:
+        real_peak = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
+        scale = max(float(out.scale) * 2.0**-12, real_peak * 2.0**-28)
+        if scale > float(out.scale) / 4:
             raise Unsupported(
                 f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
                 f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
-        fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
-        bias = FixedPoint.const(b, np.rint(self.residual_bias / step).astype(np.int64), DType.INT32, step)
-        return (FixedPoint(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).requantize(out)
+        sums = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / scale, 0.0))
+        bias = FixedPoint.const(b, np.rint(self.residual_bias / scale).astype(np.int64), DType.INT32, scale)
+        return (FixedPoint(b, sums, -(1 << 28) - 1, (1 << 28) + 1, scale) + bias).requantize(out)
 
 
 def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
 
-    The operand with the larger scale is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below
-    2**30. The other operand is multiplied by less. The rounding error is 2**-g of the larger scale. A comparison shifts
-    int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare as equal, for
-    example 1 at two scales that differ by 2**-22 or less.
+    The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
+    below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
+    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare
+    as equal, for example 1 at two scales that differ by 2**-22 or less.
 
     Args:
         x: the first operand.
@@ -437,51 +437,51 @@ def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) ->
         out: the result's parameters, None for a comparison.
 
     Raises:
-        Unsupported: the result's scale is smaller than this common scale.
+        Unsupported: the result's scale is smaller than the common scale.
     """
     x, y = _saturate_negligible(*to_common_rank(x, y), out)
-    step = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
-    exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
-    if out is not None and not exact and step > float(out.scale):
+    scale = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
+    exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
+    if out is not None and not exact and scale > float(out.scale):
         raise Unsupported(
             f"its operands have scales of {x.scale:.2g} and {y.scale:.2g}, its result has a scale of "
             f"{float(out.scale):.2g}, too small for 32 bits; calibrate with samples in which the result is not constant"
         )
-    for short, other in ((x, y), (y, x)):
-        computed = short.value.data is other.value.data is None
-        if computed and (short.dtype, other.dtype) == (DType.INT16, DType.INT32) and short.scale >= step:
-            factor = int(short.scale / step)  # MUL is one operation on Ethos-U; a RESCALE takes 700 cycles
-            pair = short.mul(factor), _to_int32_scale(other, short.scale / factor)
-            return pair if short is x else pair[::-1]
-    return _to_int32_scale(x, step), _to_int32_scale(y, step)
+    for narrow, other in ((x, y), (y, x)):
+        computed = narrow.value.data is other.value.data is None
+        if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
+            factor = int(narrow.scale / scale)  # MUL is one operation on Ethos-U; RESCALE: 700 cycles
+            pair = narrow.mul(factor), _to_int32_scale(other, narrow.scale / factor)
+            return pair if narrow is x else pair[::-1]
+    return _to_int32_scale(x, scale), _to_int32_scale(y, scale)
 
 
 def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
 
-    An NPU adds and rescales int16 in one operation. Either one operand is rounded to the other's scale, which is at
-    most the result's scale, or both are rounded to the result's scale. The result is off by one step at most. Each
-    operand saves two passes over INT32: 8.0 -> 2.6 cycles for an element of int8 and one of int16 on U55-128, 2.6 ->
-    0.8 on U85-256.
+    An NPU adds and rescales int16 in one operation. The common scale is that of the int16 operand, which is at most the
+    result's scale; without an int16 operand it is the result's scale. The error is at most one step of the result. Each
+    operand saves two passes over INT32: adding an int8 and an int16 element takes 2.6 instead of 8.0 cycles on
+    U55-128, 0.8 instead of 2.6 on U85-256.
 
     Returns:
-        The operands as INT32 at one scale (RESCALEs of int16 that fuse into the addition). None on targets without an
-        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Two int16 operands need
-        no conversion: they are one operation already.
+        The operands as INT32 at one scale: RESCALEs of int16, which fuse into the addition. None on targets without an
+        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Adding two int16
+        operands is one operation already.
     """
     pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
-    step = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
+    scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
     is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
-    if not (x.b.target.hardware.npu and is_mixed and fits and step <= float(out.scale)):
+    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * scale for z in pair)
+    if not (x.b.target.hardware.npu and is_mixed and fits and scale <= float(out.scale)):
         return None
-    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in operands)
+    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
+    left, right = (z.rescale(DType.INT32, 1.0).with_scale(scale) for z in operands)
     return left, right
 
 
 def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Give a constant operand as many dimensions as the other operand has, so that they broadcast."""
+    """Prepend dimensions to a constant operand up to the other's rank, so that they broadcast."""
     rank = max(x.value.rank, y.value.rank)
     left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
     return left, right
@@ -490,7 +490,7 @@ def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint
 def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
     """Reduce an extreme ratio of the operands' scales where that cannot change the result.
 
-    If one step of an operand exceeds the range of the other operand plus the range of ``out``, only its sign matters.
+    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
     """
     if x.scale > y.scale:
         return _saturate_negligible(y, x, out)[::-1]
@@ -503,19 +503,19 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
     return x, y.sign().with_scale(limit) if y.scale > limit else y
 
 
-def _guard_bits(x: FixedPoint, most: int) -> int:
+def _guard_bits(x: FixedPoint, max_bits: int) -> int:
     """Number of guard bits by which an operand is shifted left.
 
-    RESCALE multiplies any int16 by 2**14 at most. A constant is not shifted but written at the fine scale, so only the
-    room in INT32 limits it.
+    RESCALE multiplies int16 by at most 2**14. A constant is not shifted but stored at the common scale, so only the
+    headroom in INT32 limits it.
     """
-    room = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
-    return room if x.value.data is not None else min(14 if x.dtype is DType.INT16 else most, room)
+    headroom = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
+    return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else max_bits, headroom)
 
 
-def _to_int32_scale(x: FixedPoint, step: float) -> FixedPoint:
-    """INT32 at scale ``step``. A narrow constant of several elements is rescaled at run time (``passes/fold``)."""
+def _to_int32_scale(x: FixedPoint, scale: float) -> FixedPoint:
+    """INT32 at ``scale``. An int8 or int16 constant of several elements keeps its RESCALE (see ``passes/fold``)."""
     if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
-        steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
-        return FixedPoint.const(x.b, steps.astype(np.int64), DType.INT32, step)
-    return x.rescale(DType.INT32, x.scale / step).with_scale(step)
+        integers = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / scale))
+        return FixedPoint.const(x.b, integers.astype(np.int64), DType.INT32, scale)
+    return x.rescale(DType.INT32, x.scale / scale).with_scale(scale)

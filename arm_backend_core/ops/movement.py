@@ -1,4 +1,7 @@
-"""Data movement: operators that move elements without changing them. One rule lowers plain and quantized values."""
+"""Data movement: operators that do not change elements. One rule lowers floating-point, integer and quantized tensors.
+
+Examples: reshape, permute, slice, concatenate, pad, flip.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     **_SHARED,
 )
 def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
-    """RESHAPE to the shape that PyTorch computed, whatever the arguments."""
+    """RESHAPE to the result's shape in the node metadata; the arguments are ignored."""
     return cx.b.reshape(x.value, cx.shape)
 
 
@@ -63,7 +66,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     **_SHARED,
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
-    """Copies, and dropout in eval mode. The memory format is not part of the value."""
+    """No-operations: copies, and dropout in eval mode. TOSA tensors have no memory format."""
     if is_random(cx.node):
         raise Unsupported(
             "dropout in training mode; call model.eval() before exporting, and give F.dropout training=self.training"
@@ -72,12 +75,13 @@ def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
 
 
 def _normalize_axis(cx: Context, dim: int, rank: int) -> int:
+    """Non-negative axis; 0 for a rank-0 tensor."""
     return dim % rank if rank else 0
 
 
 @op(aten.permute.default, aten.permute_copy.default, **_SHARED)
 def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
-    """TRANSPOSE."""
+    """TRANSPOSE; ``dims`` may be negative."""
     return cx.b.transpose(x.value, [_normalize_axis(cx, dim, x.rank) for dim in dims])
 
 
@@ -104,12 +108,12 @@ def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
 
 @op(aten.repeat.default, **_SHARED)
 def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
-    """TILE; more repeats than dimensions prepend dimensions."""
+    """TILE. If there are more repeats than dimensions, dimensions of size 1 are prepended."""
     return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
 
 
 def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
-    """Convert operands to the first one's parameters (annotation shares them), or cast them to the result's type."""
+    """Requantize operands to the first one's parameters, which the annotation shares; cast unquantized operands."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not; annotate all (set_global)")
@@ -118,7 +122,7 @@ def _requantize_to_first(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
 def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
-    """CONCAT. PyTorch allows empty one-dimensional tensors, which are left out."""
+    """CONCAT. Empty one-dimensional tensors, which PyTorch allows, are skipped."""
     tensors = [x for x in tensors if x.value.size or x.rank > 1]
     return cx.b.concat(_requantize_to_first(cx, tensors), _normalize_axis(cx, dim, tensors[0].rank))
 
@@ -142,7 +146,7 @@ def slice_(
 
 @op(aten.roll.default, **_SHARED)
 def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
-    """torch.roll: move the end of each dimension to its front; without ``dims`` roll the flattened tensor."""
+    """torch.roll: rotate each dimension by its shift; without ``dims``, rotate the flattened tensor."""
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = _normalize_axis(cx, dim, value.rank)
@@ -152,7 +156,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
-    """x[index] along one dimension, which is removed."""
+    """x[index] along one dimension; removes the dimension."""
     axis = _normalize_axis(cx, dim, x.rank)
     return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
 
@@ -169,19 +173,19 @@ def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     **_SHARED,
 )
 def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
-    """SLICEs of consecutive pieces along one dimension, which unbind removes. PyTorch computed the shapes."""
-    pieces = [tuple(piece.shape) for piece in cx.node.meta["val"]]
-    unbind = len(pieces[0]) < x.rank
-    dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
+    """SLICEs of consecutive pieces along one dimension, with shapes from the node metadata. unbind removes it."""
+    shapes = [tuple(value.shape) for value in cx.node.meta["val"]]
+    removes_dim = len(shapes[0]) < x.rank
+    dim = kwargs.get("dim", (args[0] if args else 0) if removes_dim else (args[1] if len(args) > 1 else 0))
     axis = _normalize_axis(cx, dim, x.rank)
-    sizes = [1 if unbind else shape[axis] for shape in pieces]
-    parts = [cx.b.narrow(x.value, axis, end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
-    return [cx.b.reshape(part, shape) for part, shape in zip(parts, pieces, strict=True)]
+    sizes = [1 if removes_dim else shape[axis] for shape in shapes]
+    slices = [cx.b.narrow(x.value, axis, end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    return [cx.b.reshape(piece, shape) for piece, shape in zip(slices, shapes, strict=True)]
 
 
 @op(aten.constant_pad_nd.default, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
-    """pad: (before, after) pairs, last dimension first; negative amounts crop."""
+    """PAD with a constant. ``pad``: (before, after) of each dimension, last dimension first; negative amounts crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
     cropped = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
@@ -189,8 +193,9 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     return cx.b.pad(cropped, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
-#: Mode -> source index of padded index i, for a dimension of ``size`` elements of which ``kept`` are not cropped.
-_SOURCE: dict[str, Callable[[int, int, range], int]] = {
+#: Mode -> function of (i, size, kept): the source index for index i, which is outside [0, size) in the padding.
+#: ``kept``: indices that negative padding does not crop.
+_PADDING_INDEX: dict[str, Callable[[int, int, range], int]] = {
     "reflect": lambda i, size, kept: size - 1 - abs(size - 1 - abs(i)),
     "replicate": lambda i, size, kept: min(max(i, 0), size - 1),
     "circular": lambda i, size, kept: kept[(i - kept.start) % len(kept)],
@@ -199,15 +204,15 @@ _SOURCE: dict[str, Callable[[int, int, range], int]] = {
 
 @op(aten.pad.default, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """torch.nn.functional.pad; modes other than constant pad with elements of the tensor."""
+    """torch.nn.functional.pad; modes other than constant gather elements of the tensor."""
     if mode == "constant":
         return constant_pad.lower(cx, x, pad, 0 if value is None else value)
     result = x.value
     for i in range(len(pad) // 2):
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
-        valid = range(size)[max(-before, 0) : size - max(-after, 0)]
-        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, valid) for j in range(-before, size + after)])
+        kept = range(size)[max(-before, 0) : size - max(-after, 0)]
+        result = take(cx.b, result, axis, [_PADDING_INDEX[mode](j, size, kept) for j in range(-before, size + after)])
     return result
 
 
@@ -216,7 +221,7 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
     **_SHARED,
 )
 def edge_pad(cx: Context, x: Tensor, padding: Sequence[int]) -> Value:
-    """The core ATen forms of ``pad`` for one, two and three dimensions."""
+    """Reflection and replication padding: the core ATen overloads of ``pad`` for one, two and three dimensions."""
     mode = "reflect" if "reflection" in str(cx.node.target) else "replicate"
     return cast(Value, pad.lower(cx, x, padding, mode))
 

@@ -1,6 +1,6 @@
-"""Unrolling of recurrent layers into FX nodes: one time step is traced, and its nodes are copied for all others.
+"""Unrolling of recurrent layers (LSTM, GRU, RNN) into FX nodes: trace one time step, and copy its nodes for the others.
 
-PyTorch's own decompositions trace every step again (2 ms for each operator) and call a CPU library for a whole LSTM.
+PyTorch's own decompositions trace every time step (2 ms per operator), and call a CPU library for a whole LSTM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 class NodeEmitter(Protocol):
     """Traces ``function(*tensors, **numbers)`` into the graph and returns its result node, or a tuple of nodes.
 
-    ``layer``: the weight of the layer of which this call is one time step, see ``nodes.TIMESTEP_SLOT``.
+    If the call is one time step, ``layer`` is the weight that identifies the layer; see ``nodes.TIMESTEP_SLOT``.
     """
 
     def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
@@ -36,11 +36,11 @@ class Cell:
     """The cell of a recurrent layer: one time step.
 
     Attributes:
-        step: maps the input's contribution to the gates (a tensor for each of ``groups``), the states and the other
-            parameters to the new states.
-        order: indices of the gates in PyTorch's parameters, in the order that ``step`` expects.
-        groups: numbers of consecutive gates that share one activation function, which is then one TABLE.
-        merges_biases: whether input and state contributions are only added, so that both biases merge into one.
+        step: maps the input projection (a tensor for each of ``groups``), the states and the other parameters to the
+            new states.
+        order: permutation of the gates from PyTorch's order to that of ``step``.
+        groups: sizes of groups of consecutive gates with the same activation function. Each group has one TABLE.
+        merges_biases: whether both biases can be added to one, because input and recurrent projection are only added.
     """
 
     step: Callable[..., tuple[Tensor, ...]]
@@ -74,7 +74,7 @@ _RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu
 
 
 def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """Slices of the last dimension with sizes proportional to ``sizes``."""
+    """Split the last dimension in proportion to ``sizes``."""
     unit = x.shape[-1] // sum(sizes)
     return [x[..., a * unit : b * unit] for a, b in pairwise(accumulate(sizes, initial=0))]
 
@@ -82,7 +82,7 @@ def _split_gates(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 def _project_inputs(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time: int, groups: Sequence[int]
 ) -> list[list[Tensor]]:
-    """The input's contribution to the gates of all steps in one matrix product; a list of tensors for each step."""
+    """Project the inputs of all time steps to the gates in one matrix product; a list of tensors for each time step."""
     parts = _split_gates(F.linear(x, weight, bias), groups)
     return [[part.select(time, t) for part in parts] for t in range(x.shape[time])]
 
@@ -105,21 +105,21 @@ def _concat(*tensors: Tensor) -> Tensor:
 
 
 def _split_parameters(
-    call: NodeEmitter, cell: Cell, parameters: Sequence[Node], biases: bool
+    emit: NodeEmitter, cell: Cell, parameters: Sequence[Node], biases: bool
 ) -> tuple[list[Node], list[Node]]:
-    """Parameters of the input projection (weight, bias) and of the state (weight, bias, projection weight)."""
+    """Split the parameters: input projection (weight, bias), and recurrence (weight, bias, projection weight)."""
     count = 4 if biases else 2
     ordered: list[Node] = list(parameters)
     if list(cell.order) != sorted(cell.order):
-        ordered[:count] = [call(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
-    of_input, of_state, projection = ordered[:count:2], ordered[1:count:2], ordered[count:]
+        ordered[:count] = [emit(_reorder_gates, parameter, order=cell.order) for parameter in parameters[:count]]
+    input_parameters, recurrent_parameters, projection = ordered[:count:2], ordered[1:count:2], ordered[count:]
     if biases and cell.merges_biases:
-        of_input[1] = call(torch.add, of_input[1], of_state.pop())
-    return of_input, [*of_state, *projection]
+        input_parameters[1] = emit(torch.add, input_parameters[1], recurrent_parameters.pop())
+    return input_parameters, [*recurrent_parameters, *projection]
 
 
 def _unroll_layers(
-    call: NodeEmitter,
+    emit: NodeEmitter,
     cell: Cell,
     x: Node,
     states: Sequence[Node],
@@ -133,39 +133,40 @@ def _unroll_layers(
 ) -> tuple[Node, ...]:
     """Unroll all layers; return the output sequence of the last layer and the final states.
 
-    ``states``: [layers * directions, batch, hidden] each. ``parameters``: grouped by layer and direction.
+    ``states`` are [layers * directions, batch, hidden] each. ``parameters`` are in order of layer and direction.
     """
     if train and dropout:
         raise Unsupported("dropout between the layers in training mode; call model.eval() before exporting")
     time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
     count = len(parameters) // (num_layers * directions)
-    ends: list[list[Node]] = [[] for _ in states]
+    final_states: list[list[Node]] = [[] for _ in states]
     for layer in range(num_layers):
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
-            own = parameters[index * count : (index + 1) * count]
-            of_input, of_state = _split_parameters(call, cell, own, biases)
+            cell_parameters = parameters[index * count : (index + 1) * count]
+            input_parameters, recurrent_parameters = _split_parameters(emit, cell, cell_parameters, biases)
             step = 1 if index % directions == 0 else -1
-            state = [call(_select_layer, state, layer=own[1], index=index) for state in states]
+            state = [emit(_select_layer, state, layer=cell_parameters[1], index=index) for state in states]
             sequence = []
-            for gates in call(_project_inputs, x, *of_input, time=time, groups=cell.groups)[::step]:
-                state = list(call(cell.step, *gates, *state, *of_state, layer=own[1]))
+            for gates in emit(_project_inputs, x, *input_parameters, time=time, groups=cell.groups)[::step]:
+                state = list(emit(cell.step, *gates, *state, *recurrent_parameters, layer=cell_parameters[1]))
                 sequence.append(state[0])
-            outputs.append(call(_stack, *sequence[::step], dim=time))
-            for end, last in zip(ends, state, strict=True):
-                end.append(last)
-        x = call(_concat, *outputs) if bidirectional else outputs[0]
-    return (x, *(call(_stack, *end, dim=0) for end in ends))
+            outputs.append(emit(_stack, *sequence[::step], dim=time))
+            for finals, last in zip(final_states, state, strict=True):
+                finals.append(last)
+        x = emit(_concat, *outputs) if bidirectional else outputs[0]
+    return (x, *(emit(_stack, *finals, dim=0) for finals in final_states))
 
 
 @decomposition(aten.lstm.input, emits_nodes=True)
-def lstm(call: NodeEmitter, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
+def lstm(emit: NodeEmitter, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
     """LSTM with one or more layers."""
-    return _unroll_layers(call, _LSTM, x, states, *rest)
+    return _unroll_layers(emit, _LSTM, x, states, *rest)
 
 
 def _single_state_rule(cell: Cell) -> Callable[..., tuple[Node, ...]]:
-    return lambda call, x, state, *rest: _unroll_layers(call, cell, x, [state], *rest)
+    """Build the rule of a layer whose cell has one state."""
+    return lambda emit, x, state, *rest: _unroll_layers(emit, cell, x, [state], *rest)
 
 
 decomposition(aten.gru.input, emits_nodes=True)(_single_state_rule(_GRU))
@@ -174,16 +175,20 @@ decomposition(aten.rnn_relu.input, emits_nodes=True)(_single_state_rule(_RNN_REL
 
 
 def _cell_rule(cell: Cell) -> Callable[..., Any]:
-    def once(call: NodeEmitter, x: Node, hidden: Any, *parameters: Node | None) -> Any:
-        """nn.LSTMCell, nn.GRUCell or nn.RNNCell. Calls in a loop share scales, as they share the weight."""
+    """Build the rule of a single time step."""
+
+    def rule(emit: NodeEmitter, x: Node, hidden: Any, *parameters: Node | None) -> Any:
+        """nn.LSTMCell, nn.GRUCell or nn.RNNCell. Calls with the same weight, for example in a loop, share scales."""
         states = hidden if isinstance(hidden, (list, tuple)) else [hidden]
-        own = [parameter for parameter in parameters if parameter is not None]
-        of_input, of_state = _split_parameters(call, cell, own, len(own) == 4)
-        (gates,) = call(_project_inputs, call(_add_time_axis, x), *of_input, time=0, groups=cell.groups)
-        new_states = call(cell.step, *gates, *states, *of_state, layer=own[1])
+        cell_parameters = [parameter for parameter in parameters if parameter is not None]
+        input_parameters, recurrent_parameters = _split_parameters(
+            emit, cell, cell_parameters, len(cell_parameters) == 4
+        )
+        (gates,) = emit(_project_inputs, emit(_add_time_axis, x), *input_parameters, time=0, groups=cell.groups)
+        new_states = emit(cell.step, *gates, *states, *recurrent_parameters, layer=cell_parameters[1])
         return new_states if len(states) > 1 else new_states[0]
 
-    return once
+    return rule
 
 
 def _add_time_axis(x: Tensor) -> Tensor:

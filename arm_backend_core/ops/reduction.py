@@ -1,4 +1,4 @@
-"""Reductions along dimensions: sum, mean, variance, extremes, any, all, product, argmax."""
+"""Reductions over dimensions: sum, mean, variance, standard deviation, max, min, any, all, product, argmax."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ aten = torch.ops.aten
 
 
 def _normalize_axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+    """Sorted non-negative axes; all axes if ``dims`` is None or empty."""
     if isinstance(dims, int):
         dims = [dims]
     return tuple(sorted(dim % x.rank for dim in dims)) if dims else tuple(range(x.rank))
@@ -39,7 +40,7 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
 
 
 def at_least_1d(cx: Context, x: Tensor) -> Tensor:
-    """Reshape a scalar to [1], as PyTorch lets reductions name dimension 0 of a scalar; other tensors as they are."""
+    """Reshape a rank-0 tensor to [1], because PyTorch accepts ``dim=0`` for it. Other tensors stay unchanged."""
     return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
 
 
@@ -71,9 +72,9 @@ def sum_(
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, x)
-    # The FP profile adds no integers, so booleans are counted in FP32: exact up to 2**24 of them.
-    counts_booleans = x.value.dtype is DType.BOOL and not cx.target.integer
-    numbers = cx.b.cast(x.value, DType.FP32 if counts_booleans else cx.dtype)
+    # REDUCE_SUM of the FP profile takes no integers. So booleans are summed in FP32, which is exact up to 2**24.
+    sums_booleans_in_fp32 = x.value.dtype is DType.BOOL and not cx.target.integer
+    numbers = cx.b.cast(x.value, DType.FP32 if sums_booleans_in_fp32 else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _normalize_axes(x, dim)), cx.shape), cx.dtype)
 
 
@@ -82,17 +83,17 @@ def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     x = at_least_1d(cx, x)
-    if x.q is None:  # plain integers with a quantized result
+    if x.q is None:  # unquantized integers, quantized result
         if x.value.dtype is not DType.BOOL:
             raise Unsupported(
-                f"a quantized sum of plain {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
+                f"a quantized sum of unquantized {x.value.dtype.name.lower()}; convert them with .to(torch.float32)"
             )
         x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
     assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _normalize_axes(x, dim), cx.q), cx.shape)
 
 
-def _variance_arguments(
+def _parse_variance_arguments(
     x: Tensor,
     dim: Sequence[int] | int | bool | None = None,
     unbiased: bool = True,
@@ -100,48 +101,50 @@ def _variance_arguments(
     *,
     correction: float | None = None,
 ) -> tuple[tuple[int, ...], float]:
-    """Axes and correction (the divisor is count - correction) from the arguments of any overload of var and std.
+    """Parse the arguments of any overload of var and std into axes and correction; the divisor is count - correction.
 
     Raises:
         Unsupported: the divisor is not positive.
     """
     if isinstance(dim, bool):  # var(x, unbiased)
-        return _variance_arguments(x, None, dim)
+        return _parse_variance_arguments(x, None, dim)
     axes = _normalize_axes(x, dim)
-    less = float(unbiased) if correction is None else correction
+    correction = float(unbiased) if correction is None else correction
     count = prod(x.shape[axis] for axis in axes)
-    if count <= less:
-        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by zero or less")
-    return axes, less
+    if count <= correction:
+        raise Unsupported(
+            f"the variance of {count} element(s) with a correction of {correction:g} divides by zero or less"
+        )
+    return axes, correction
 
 
-def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Value:
-    """Sum of x * x divided by (count - less); the axes keep size 1."""
+def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correction: float) -> Value:
+    """Sum of squares divided by (count - correction); the axes keep size 1."""
     count = prod(x.shape[axis] for axis in axes)
-    return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
+    return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
 
 @op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = at_least_1d(cx, x)
-    axes, less = _variance_arguments(x, *args, **kwargs)
+    axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:
-        return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
+        return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, axes, correction, cx.q), cx.shape)
     centred = cx.b.sub(x.value, reduce_mean(cx, x, axes))
-    return cx.b.reshape(_mean_square(cx, centred, axes, less), cx.shape)
+    return cx.b.reshape(_corrected_mean_square(cx, centred, axes, correction), cx.shape)
 
 
 @op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    """Square root of the variance. Deviations are divided by the largest, so that squares do not overflow."""
+    """Square root of the variance. Deviations are first divided by the largest one, so that squares do not overflow."""
     x = at_least_1d(cx, x)
-    axes, less = _variance_arguments(x, *args, **kwargs)
+    axes, correction = _parse_variance_arguments(x, *args, **kwargs)
     if x.q is not None:
-        return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
+        return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, axes, correction, cx.q), cx.shape)
     centred = FloatExpr(cx.b, cx.b.sub(x.value, reduce_mean(cx, x, axes)))
     largest = FloatExpr(cx.b, _reduce(cx, "REDUCE_MAX", abs(centred).value, axes)).clamp(2.0**-120, 2.0**126)
-    variance = _mean_square(cx, (centred / largest).value, axes, less)
+    variance = _corrected_mean_square(cx, (centred / largest).value, axes, correction)
     return cx.b.reshape((FloatExpr(cx.b, variance).sqrt() * largest).value, cx.shape)
 
 
@@ -151,7 +154,7 @@ for _record in (var, std):
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
-    """Largest element over ``dim``; also for quantized values, as scale and zero point keep the order."""
+    """Largest element over ``dim``. Quantization is monotonic, so quantized values are compared as integers."""
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
@@ -167,6 +170,8 @@ def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 
 
 def _register_any_or_all(kind: str, *overloads: OpOverload) -> None:
+    """Register ``overloads`` as reductions of booleans by the TOSA operator ``kind``."""
+
     @op(*overloads)
     def rule(cx: Context, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
         x = at_least_1d(cx, Tensor(to_bool(cx, x)))
@@ -189,7 +194,7 @@ def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = Fals
 
 @product.integer_rule
 def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    """Product of signs times exp(sum of logarithms), as the range of partial products exceeds 32 bits."""
+    """Product as the signs' product times exp(sum of ln|x|): partial products can exceed 32 bits."""
     x = at_least_1d(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
     if count == 1:
@@ -199,20 +204,20 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))
     log = fixed_point.logarithm(abs(element).with_scale(1.0).maximum(1))
     log = log + round(math.log(element.scale) / log.scale)
-    total = log.mul(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
+    log_sum = log.mul(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
     signs = element.sign().with_scale(1.0)
     while count > 1:
         half = count // 2
         left, right = (cx.b.narrow(signs.value, 1, start, half) for start in (0, half))
         last_odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
         signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *last_odd], 1)), half + len(last_odd)
-    magnitude = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
+    magnitude = fixed_point.exponential(log_sum, cx.q).rescale(DType.INT32, 1.0)
     return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
 @op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element, int32 inside a delegate. Ethos-U55 needs the dimension to be the last one."""
+    """Index of the largest element, int32 inside a delegate. ARGMAX on Ethos-U55 supports only the last dimension."""
     x = at_least_1d(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank

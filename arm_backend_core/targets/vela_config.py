@@ -21,7 +21,7 @@ from arm_backend_core.workers.vela import Configuration
 
 #: Prefixes of section names in an ``.ini``.
 SYSTEM, MEMORY = "System_Config.", "Memory_Mode."
-#: Flags that a compile spec sets from its arguments, and what to use instead.
+#: Flag that the compile spec sets itself -> what the user can set instead.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
     "--system-config": "use the argument 'system_config'",
@@ -57,7 +57,7 @@ def families() -> tuple[str, ...]:
 
 
 def macs(family: str) -> tuple[int, ...]:
-    """The MACs per cycle that ``family`` is available with.
+    """MACs per cycle of each variant of ``family``.
 
     Raises:
         ValueError: the family is unknown.
@@ -97,7 +97,7 @@ def shipped_configs() -> tuple[str, ...]:
 
 
 def config_path(config_ini: str | os.PathLike[str]) -> Path:
-    """The file that ``config_ini`` names: one that Vela ships, or a path.
+    """Resolve ``config_ini``, the name of a file that Vela ships or a path.
 
     Raises:
         ValueError: the file does not exist, cannot be read, or its name does not end in ``.ini``.
@@ -124,14 +124,14 @@ def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
         ValueError: there is no such file, or it is not in ini format.
     """
     path = config_path(config_ini)
-    state = path.stat()
-    names = _section_names(path, (state.st_mtime_ns, state.st_size))
+    stat = path.stat()
+    names = _read_section_names(path, (stat.st_mtime_ns, stat.st_size))
     return tuple(name.removeprefix(kind) for name in names if name.startswith(kind))
 
 
 @lru_cache(maxsize=8)
-def _section_names(path: Path, state: tuple[int, int]) -> tuple[str, ...]:
-    """Names of all sections; cached until ``state`` (modification time, size) changes, as every export reads them."""
+def _read_section_names(path: Path, stamp: tuple[int, int]) -> tuple[str, ...]:
+    """Read the names of all sections. Every export reads them; ``stamp`` (modification time, size) is a cache key."""
     parser = configparser.ConfigParser()
     try:
         parser.read(path)
@@ -157,18 +157,18 @@ def configure(
     if memory_mode not in modes:
         raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
     extra = split_flags(flags)
-    problem = _try_configure(target, system_config, memory_mode, extra, path)
-    if isinstance(problem, Configuration):
-        return problem
-    others = [
+    outcome = _try_configure(target, system_config, memory_mode, extra, path)
+    if isinstance(outcome, Configuration):
+        return outcome
+    usable_modes = [
         name
         for name in modes
         if name != memory_mode and isinstance(_try_configure(target, system_config, name, extra, path), Configuration)
     ]
     where = f"{target.name} with system_config='{system_config}'"
-    if others:
-        raise ValueError(_format_error("memory_mode", memory_mode, f"not possible on {where}: {problem}", others))
-    raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {problem}")
+    if usable_modes:
+        raise ValueError(_format_error("memory_mode", memory_mode, f"not possible on {where}: {outcome}", usable_modes))
+    raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {outcome}")
 
 
 def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
 def command_line(
     target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str
 ) -> tuple[str, ...]:
-    """Vela's command line for the combination; user flags come first, so that they override nothing."""
+    """Vela's arguments for the combination. The last value of a flag wins, so user flags come first."""
     return (
         *flags,
         f"--accelerator-config={target.name}",
@@ -209,23 +209,23 @@ def _try_configure(
     target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
 ) -> Configuration | str:
     """The configuration, or the reason why Vela refuses it."""
-    # Vela's debug database has the figures per layer. It does not change the compiled program.
+    # Vela reports estimates per layer in its debug database, which does not change the compiled program.
     argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
     try:
         configuration = vela.configure(argv)
     except vela.InvalidFlagsError as error:
         raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
     except vela.InvalidConfigurationError as error:
-        return _explain_u55(target, str(error))
+        return _add_u55_hint(target, str(error))
     # Vela places the activations of an Ethos-U55 in DRAM if the system configuration has one. DRAM is behind the
     # second AXI port, which is read-only on the U55.
     if target.family == "ethos-u55" and configuration.arena_on_second_port:
-        return _explain_u55(target, "it places the activations behind the second AXI port")
+        return _add_u55_hint(target, "it places the activations behind the second AXI port")
     return configuration
 
 
-def _explain_u55(target: Npu, problem: str) -> str:
-    """Add to a message on activations that the Ethos-U55 writes to SRAM only."""
+def _add_u55_hint(target: Npu, problem: str) -> str:
+    """Append the U55's restriction (it writes to SRAM only) to a message about activations or the arena."""
     if target.family == "ethos-u55" and ("arena" in problem or "activations" in problem):
         return f"{problem}. The Ethos-U55 can write to SRAM only, so activations must be kept there"
     return problem
@@ -233,14 +233,15 @@ def _explain_u55(target: Npu, problem: str) -> str:
 
 def _family_in_name(system_config: str) -> str | None:
     """The family in the name of a system configuration, for example ``ethos-u85``; None if it has none."""
-    found = re.match(r"ethos_(u\d+)", system_config, re.IGNORECASE)
-    return f"ethos-{found[1].lower()}" if found else None
+    match = re.match(r"ethos_(u\d+)", system_config, re.IGNORECASE)
+    return f"ethos-{match[1].lower()}" if match else None
 
 
 def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
+    """Raise ValueError if the file lacks the system configuration, or its name contains another NPU family."""
     names = sections(path, SYSTEM)
     # Vela accepts any system configuration for any NPU, and estimates with its clock and memories. A name with a
-    # family is meant for that family; a user-defined name without one is accepted.
+    # family describes a system with that family. User-defined names without a family are accepted.
     allowed = [name for name in names if _family_in_name(name) in (target.family, None)]
     if system_config not in names:
         raise ValueError(_format_error("system_config", system_config, f"it is not in '{path}'", allowed))
@@ -250,6 +251,7 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
 
 
 def _format_flag_error(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
+    """Format the message for flags that Vela rejects. ``known``: all flags that it accepts."""
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
     unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
     nearest = [match for flag in unknown if flag not in known for match in get_close_matches(flag, known, 1)]

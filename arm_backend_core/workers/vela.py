@@ -1,4 +1,4 @@
-"""Vela client: capabilities, command-line check and compiler, through the worker process."""
+"""Vela client: queries capabilities, checks command lines and compiles, in a worker process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
-#: Major and minor version; behaviour depends on these.
+#: Major and minor version of Vela; workarounds and estimates depend on them.
 Release = tuple[int, int]
-#: Supported releases. For other releases, it is unknown which graphs they miscompile.
+#: Supported releases. The miscompilations of other releases are unknown.
 RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
 PACKAGE = "ethos-u-vela"
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
-#: Seconds. A query takes milliseconds; start-up on a loaded machine may take seconds.
+#: Timeout in seconds. A query takes milliseconds; starting the process on a busy machine may take seconds.
 _QUERY_TIMEOUT = 120.0
 
 
@@ -45,16 +45,16 @@ class VelaCapabilities:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Configuration that Vela's command line passes to its C++ core.
+    """Arguments that Vela's command line passes to its C++ core.
 
     Attributes:
         accelerator: the NPU's name in the C++ core, for example ``EthosU55``.
-        system_config: text with MACs, the names of system configuration and memory mode, and the configuration file.
-        options: text with the compiler options.
+        system_config: text with MACs, names of the system configuration and memory mode, and the configuration file.
+        options: text that contains the compiler options.
         core_clock: Hz.
         arena_on_second_port: whether activations are placed behind the second AXI port.
         const_memory: memory that holds the constants, for example ``OffChipFlash``.
-        arena_cache_size: bytes of SRAM available; equal to ``address_space`` when there is no limit.
+        arena_cache_size: limit of SRAM in bytes; ``address_space`` means no limit.
         address_space: bytes that the NPU can address.
     """
 
@@ -69,7 +69,7 @@ class Configuration:
 
 
 def prestart() -> None:
-    """Start the worker process without waiting for it, so that its 0.3 s overlap other work."""
+    """Start the worker process in the background, so that its start-up time of 0.3 s overlaps other work."""
     _worker.prestart()
 
 
@@ -82,7 +82,7 @@ def version() -> str:
     try:
         return _version_of(PACKAGE)
     except PackageNotFoundError:
-        raise ArmBackendError(_missing_message(f"no package {PACKAGE}")) from None
+        raise ArmBackendError(_format_import_error(f"no package {PACKAGE}")) from None
 
 
 def installed_release() -> Release:
@@ -101,12 +101,12 @@ def installed_release() -> Release:
     raise ArmBackendError(
         f"Vela {text} is not supported; supported releases are "
         f"{' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
-        "other versions may compile graphs to wrong programs. Install one of these with: "
+        "other versions may miscompile graphs. Install one of these with: "
         f"pip install '{PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}'"
     )
 
 
-def _missing_message(reason: str) -> str:
+def _format_import_error(reason: str) -> str:
     return (
         f"Vela, the compiler for Ethos-U, cannot be imported ({reason}). "
         "Install it with: pip install 'arm-recipes[ethosu]'"
@@ -126,7 +126,7 @@ def query_capabilities() -> VelaCapabilities:
 
 
 def configure(argv: tuple[str, ...]) -> Configuration:
-    """Check ``argv`` with Vela's command line and translate it to a configuration (``argv`` without the network).
+    """Parse ``argv`` with Vela's command line, and return the configuration. ``argv`` does not name a network.
 
     Raises:
         InvalidFlagsError: the argument parser rejected a flag.
@@ -139,7 +139,17 @@ def configure(argv: tuple[str, ...]) -> Configuration:
 def compile_tosa(
     flatbuffer: bytes, configuration: Configuration, timeout: float | None, request: str = "compile", *extra: str
 ) -> tuple[Any, str]:
-    """Compile a flatbuffer; returns the answer of ``vela_process.compile_tosa`` (or ``request``) and printed text.
+    """Compile a TOSA flatbuffer.
+
+    Args:
+        flatbuffer: the TOSA graph.
+        configuration: see ``configure``.
+        timeout: limit in seconds, or None.
+        request: name of the worker's function to call; "compile" is ``vela_process.compile_tosa``.
+        extra: further arguments of that function.
+
+    Returns:
+        The function's result, and the text that Vela printed.
 
     Raises:
         WorkerError: Vela refused the flatbuffer.
@@ -151,13 +161,14 @@ def compile_tosa(
 
 
 def _query(name: str, *arguments: Any) -> Any:
+    """Call a function of ``vela_process`` that takes milliseconds; translate its errors."""
     try:
         return _worker.call(name, *arguments, timeout=_QUERY_TIMEOUT).value
     except WorkerError as error:
         if error.kind == "FlagError":
             raise InvalidFlagsError(error.message, tuple(error.detail[0])) from None
         if error.kind in ("ImportError", "ModuleNotFoundError"):
-            raise ArmBackendError(_missing_message(error.message)) from None
+            raise ArmBackendError(_format_import_error(error.message)) from None
         raise InvalidConfigurationError(error.message) from None
     except WorkerDied as death:
         raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None

@@ -1,6 +1,6 @@
 """Host run: run a program on this machine as firmware does, in memory pools of given sizes.
 
-The executable is ``runtime/tools/pools.cpp``.
+``runtime/tools/pools.cpp`` is the source of the executable.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from arm_recipes.runtime import build
 from arm_recipes.runtime.errors import RunError
 
-#: Number of lines of the runtime's log in an error message.
-_LINES = 6
+#: Number of last lines of the runtime's log that an error message shows.
+_LOG_LINES = 6
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class PoolSizes:
     Attributes:
         fast_scratch: fast scratch of the NPU.
         temp: temp allocator.
-        shared: planned memories from the second on, which methods share.
-        methods: name, method allocator and first planned memory of each method.
+        shared: planned memories with index 1 and above, which all methods share.
+        methods: for each method, its name, method allocator, and planned memory 0.
     """
 
     fast_scratch: int
@@ -41,7 +41,7 @@ class Case:
 
     Attributes:
         method: name of the method.
-        inputs: bytes of the inputs in memory order.
+        inputs: bytes of each input, in memory order.
         outputs: number of outputs.
     """
 
@@ -55,8 +55,8 @@ class HostRun:
     """Memory use and outputs of a run.
 
     Attributes:
-        pools: used bytes of the method allocator, by method.
-        temp: peak of the temp allocator in bytes.
+        pools: method -> bytes used in its method allocator.
+        temp: peak bytes used in the temp allocator.
         outputs: bytes of the outputs of each case.
     """
 
@@ -76,12 +76,12 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> Host
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
-        (folder / "request").write_text("".join(f"{line}\n" for line in _request(folder, sizes, cases)))
+        (folder / "request").write_text("".join(f"{line}\n" for line in _list_request_lines(folder, sizes, cases)))
         completed = subprocess.run(
             [str(executable), str(folder / "request")], capture_output=True, text=True, check=False
         )
         if completed.returncode != 0:
-            log = "\n".join(completed.stderr.strip().splitlines()[-_LINES:]) or f"exit code {completed.returncode}"
+            log = "\n".join(completed.stderr.strip().splitlines()[-_LOG_LINES:]) or f"exit code {completed.returncode}"
             raise RunError(
                 f"the program failed in a firmware environment on this machine, with {_describe_sizes(sizes)}:\n{log}"
             )
@@ -96,12 +96,13 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[Case]) -> Host
         )
 
 
-def _request(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[object]:
+def _list_request_lines(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[object]:
+    """Yield the lines of the request file that ``pools.cpp`` reads; write the input files that it names."""
     yield folder / "model.pte"
-    yield from (sizes.fast_scratch, _number(sizes.temp), len(sizes.shared), *sizes.shared)
+    yield from (sizes.fast_scratch, _encode_size(sizes.temp), len(sizes.shared), *sizes.shared)
     yield len(sizes.methods)
-    for name, pool, planned in sizes.methods:
-        yield from (name, _number(pool), planned)
+    for name, method_allocator, planned in sizes.methods:
+        yield from (name, _encode_size(method_allocator), planned)
     names = [name for name, *_ in sizes.methods]
     yield len(cases)
     for number, case in enumerate(cases):
@@ -114,7 +115,8 @@ def _request(folder: Path, sizes: PoolSizes, cases: Sequence[Case]) -> Iterator[
         yield from (folder / f"output{number}.{index}" for index in range(case.outputs))
 
 
-def _number(size: int | None) -> int:
+def _encode_size(size: int | None) -> int:
+    """Encode a size for the request; -1 means unlimited."""
     return -1 if size is None else size
 
 
@@ -123,9 +125,9 @@ def _describe_sizes(sizes: PoolSizes) -> str:
         return "unlimited" if size is None else f"{size:,} B"
 
     methods = [
-        f"'{name}': method allocator {format_size(pool)}, planned memory {planned:,} B"
-        for name, pool, planned in sizes.methods
+        f"'{name}': method allocator {format_size(method_allocator)}, planned memory {planned:,} B"
+        for name, method_allocator, planned in sizes.methods
     ]
     shared = [f"shared planned memory {size:,} B" for size in sizes.shared]
-    others = [f"temp allocator {format_size(sizes.temp)}", f"fast scratch {sizes.fast_scratch:,} B"]
-    return ", ".join([*methods, *shared, *others])
+    allocators = [f"temp allocator {format_size(sizes.temp)}", f"fast scratch {sizes.fast_scratch:,} B"]
+    return ", ".join([*methods, *shared, *allocators])

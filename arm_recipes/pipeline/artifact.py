@@ -1,4 +1,4 @@
-"""``Artifact``: the data of an export. Program, report, and the objects of PyTorch and ExecuTorch behind them."""
+"""``Artifact``: the data of an export: program, report, and the PyTorch and ExecuTorch objects of its stages."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class Artifact:
         report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
         patterns: method -> input signature of the model.
         out_specs: method -> pytree structure of the model's outputs.
-        sized: name -> method that was exported in several sizes.
+        sized: name -> method that was exported for several input sizes.
         recipe: the recipe of the export.
-        make_parts: returns the parts; called on first use. An export from the cache runs the pipeline then.
-        cached_pieces: the program in pieces, if it comes from the cache.
+        make_parts: creates ``parts`` on first use. For an export from the cache, this runs the pipeline.
+        cached_pieces: the program's byte chunks, if it comes from the cache.
     """
 
     report: Report
@@ -87,7 +87,7 @@ class Artifact:
 
     @property
     def pieces(self) -> Sequence[bytes]:
-        """The program in pieces, without its checksum."""
+        """The program's bytes in chunks, without the checksum."""
         return pieces_of(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
 
     @cached_property
@@ -137,14 +137,14 @@ class Artifact:
             keywords: keyword inputs of the model.
 
         Returns:
-            the model's outputs; for a constant method its value, or a list of its values. If the model mutates an
-            input, the argument is not modified: the program returns the new value, see ``report.notes``.
+            the model's outputs; for a constant method, its value or a list of its values. If the model mutates an
+            input, the program returns the new value and does not modify the argument; see ``report.notes``.
 
         Raises:
             ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
-        program = self._loaded()
+        program = self._load_once()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
@@ -164,16 +164,16 @@ class Artifact:
             RunError: as ``run``.
         """
         tensors = self.tensors_of_call(method, inputs, keywords) if method in self.patterns else inputs
-        return self._loaded().trace(*tensors, method=method)
+        return self._load_once().trace(*tensors, method=method)
 
     def program(self) -> Program:
-        """Load a new instance of the program, whose buffers have their initial values."""
+        """Load a new instance of the program. Its buffers have their initial values."""
         program = Program(self.buffer)
         program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
         return program
 
     def tensors(self, method: str, sample: Inputs) -> list[Any]:
-        """The tensor inputs of a sample; constants of the program are left out.
+        """The tensor inputs of a sample, without arguments that are constants of the program.
 
         Raises:
             ValueError: there is no such method, or the sample does not match its inputs.
@@ -181,22 +181,26 @@ class Artifact:
         return self.tensors_of_call(method, (sample,), {})
 
     def tensors_of_call(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """The tensor inputs of the program, from the arguments of a call of the model."""
+        """Convert the arguments of a call of the model to the tensor inputs of the program.
+
+        Raises:
+            ValueError: as ``tensors``.
+        """
         import torch
 
         from arm_recipes.samples.sample import Inputs, as_inputs
 
         if method not in self.patterns:
             raise ValueError(f"no method '{method}'; the program has: {', '.join(self.patterns)}")
-        what = f"the call of '{method}'"
+        description = f"the call of '{method}'"
         sample = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
         pattern = self.patterns[method]
-        leaves = pattern.check_form(as_inputs(sample, what), what)
-        pairs = zip(leaves, pattern.leaves, strict=True)
-        return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
+        leaves = pattern.check_form(as_inputs(sample, description), description)
+        leaf_pairs = zip(leaves, pattern.leaves, strict=True)
+        return [leaf for leaf, expected in leaf_pairs if isinstance(expected, torch.Tensor)]
 
     def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
-        """The arguments of ``Program.run`` for a sample; float inputs are quantized for ``quantized_io``."""
+        """Convert a sample to the arguments of ``Program.run``; quantizes float inputs for ``quantized_io``."""
         import torch
 
         pattern = self.patterns[method.name]
@@ -205,36 +209,37 @@ class Artifact:
         return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 
     def run_real(self, sample: Inputs) -> Any:
-        """Run the only method on a sample; outputs are dequantized for ``quantized_io``.
+        """Run the only method on a sample of real numbers; dequantizes the outputs for ``quantized_io``.
 
         Raises:
             ValueError: as ``run``.
             RunError: as ``run``.
         """
         (method,) = self.report.methods
-        outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
+        outputs = self._load_once().run(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
         return self.to_model_structure(method.name, [info.to_model(value) for info, value in pairs])
 
     def to_model_structure(self, method: str, outputs: list[Any]) -> Any:
-        """The program's outputs in the structure of the model's outputs."""
+        """Unflatten the program's outputs to the structure of the model's outputs."""
         if method not in self.out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree
 
         spec = self.out_specs[method]
-        # The new values of mutated inputs come first.
+        # The new values of mutated inputs come first; they are not outputs of the model.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
 
     def reference_program(self) -> bytes:
-        """The reference program: the same program with TOSA graphs in place of the compiled payloads."""
+        """Build the reference program: this program with TOSA graphs in place of the compiled payloads."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         sized = {name: method.to_dict() for name, method in self.sized.items()}
         names = encode_metadata(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(insert_checksum([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
 
-    def _loaded(self) -> Program:
+    def _load_once(self) -> Program:
+        """Return the loaded program, whose buffers keep their values between runs."""
         if self._program is None:
             self._program = self.program()
         return self._program

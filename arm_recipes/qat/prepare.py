@@ -33,9 +33,10 @@ def prepare_qat(
     Args:
         model: as for ``export``, with one method. The model itself is trained, not a copy.
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
-        samples: as for ``export``: initialize the activation ranges; ``.export()`` compiles for the shapes of the first
-            one unless it gets other samples. None: the recipe's ``calibration_samples=``.
-        ranges: "learned" makes the bounds of activations parameters; "follow" tracks the ranges of the batches.
+        samples: as for ``export``. They initialize the activation ranges. ``.export()`` compiles for the shapes of the
+            first sample, unless it gets other samples. None: the recipe's ``calibration_samples=``.
+        ranges: "learned" makes the bounds of the activation ranges trainable parameters; "follow" tracks the ranges of
+            the batches.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
             statistics; then the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.
@@ -45,8 +46,8 @@ def prepare_qat(
         A module to call and train like the model; ``.export()`` exports the trained program.
 
     Raises:
-        ValueError: the recipe does not quantize or uses another quantizer; there are no samples or none that fit the
-            model; the model has several methods or is quantized already.
+        ValueError: the recipe does not quantize, or has another quantizer; samples are missing or do not fit the model;
+            the model has several methods or is quantized already.
         TypeError: ``model`` or ``recipe`` has the wrong type.
         ExportError: the model raises an exception during tracing.
     """
@@ -60,7 +61,7 @@ def prepare_qat(
     stage = FastQuantizeStage(quantization, Capture(strict), Progress(progress).calibration)
     if not stage.is_ours:
         raise ValueError(
-            "recipe: training needs the single quantizer of an ArmRecipeType recipe, without passes of your own"
+            "recipe: training needs the single quantizer of an ArmRecipeType recipe, without custom passes"
         )
     models = inputs.models_by_method(model)
     loader = None
@@ -72,7 +73,7 @@ def prepare_qat(
             if first_sample.keywords
             else inputs.without_labels(next(iter(models.values())), tuple(first_sample))
         ]
-    if samples is None and not all(isinstance(each, ExportedProgram) for each in models.values()):
+    if samples is None and not all(isinstance(value, ExportedProgram) for value in models.values()):
         raise ValueError(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
@@ -80,8 +81,8 @@ def prepare_qat(
         module = trainable(models)
         prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)
-        (method_examples,) = examples.values()
+        (example_inputs,) = examples.values()
         notes = inputs.batch_notes(prepared_samples if loader is None else loader, models, examples)
         return Prepared(
-            module, stage, method_examples, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps
+            module, stage, example_inputs, recipe, notes=notes, ranges=ranges, batch_norm_steps=batch_norm_steps
         )

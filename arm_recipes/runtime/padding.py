@@ -1,4 +1,4 @@
-"""Pad inputs to an exported size, and crop outputs to the sizes of the call."""
+"""Input padding for shape variants: pad inputs to an exported shape, and crop outputs to the sizes of the call."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) -> list[Tensor]:
     """Pad tensors at the end of each axis to the shapes of the signature.
 
+    Args:
+        tensors: inputs of the call.
+        expected: signature of the shape variant.
+        pad: fill value, or input name -> fill value.
+
     Raises:
         ValueError: ``pad`` has no number for a tensor that must be padded.
     """
@@ -24,20 +29,26 @@ def pad_inputs(tensors: Sequence[Tensor], expected: Signature, pad: Pad | None) 
     for tensor, value in zip(tensors, expected.inputs, strict=True):
         shape = getattr(value, "shape", ())
         if tuple(tensor.shape) != tuple(shape) and tensor.dim() == len(shape):
-            number = pad.get(value.name) if isinstance(pad, Mapping) else pad
-            if number is None:
+            fill_value = pad.get(value.name) if isinstance(pad, Mapping) else pad
+            if fill_value is None:
                 raise ValueError(f"pad has no number for the input '{value.name}', which must be padded")
-            missing = [n for have, want in zip(tensor.shape, shape, strict=True) for n in (want - have, 0)]
-            tensor = torch.nn.functional.pad(tensor, missing[::-1], value=number)
+            amounts = [n for actual, target in zip(tensor.shape, shape, strict=True) for n in (target - actual, 0)]
+            tensor = torch.nn.functional.pad(tensor, amounts[::-1], value=fill_value)
         padded.append(tensor)
     return padded
 
 
 def crop_outputs(outputs: Sequence[Any], axes: Sequence[Mapping[int, str]], sizes: Mapping[str, int]) -> list[Any]:
-    """Crop outputs to ``sizes`` along the dimensions that they share with the inputs."""
+    """Crop outputs along the axes whose size an input determines.
+
+    Args:
+        outputs: outputs of the shape variant.
+        axes: for each output, axis -> name of its size.
+        sizes: name -> size in this call.
+    """
     results = []
-    for output, of in zip(outputs, axes, strict=True):
-        for axis, name in of.items():
+    for output, cropped_axes in zip(outputs, axes, strict=True):
+        for axis, name in cropped_axes.items():
             output = output.narrow(axis, 0, sizes[name])
         results.append(output)
     return results

@@ -1,7 +1,7 @@
-"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers by a table of the mantissa; exp(v) by one table.
+"""Elementary functions by TABLE: 1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, and exp(v).
 
-Except for exp, the functions work on the integers and ignore the scale of v. Formats are written as Qn: n fractional
-bits.
+All but exp look up the mantissa of v, and ignore the scale of v. exp has one table for its whole range. Qn is a
+fixed-point format with n fractional bits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
 from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32
-#: The 513 sampling points of an int16 TABLE: every 128th value, and the one beyond the last.
+#: The inputs of the 513 entries of an int16 TABLE: every 128th value, and 32768.
 POINTS = np.arange(-32768, 32769, 128, dtype=np.float64)
 
 
@@ -24,10 +24,10 @@ def reciprocal(v: FixedPoint) -> FixedPoint:
 
     v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. A 513-entry table gives 1 / m in Q15. Its index,
     entries and interpolation are each rounded; the relative error is at most 2**-14 in total. The result is the table's
-    value * 2**(z - 16), rounded, so a v near 2**30 has few significant bits.
+    value * 2**(z - 16), rounded, so that the reciprocal of a v near 2**30 has few significant bits.
     """
     zeros, mantissa = _normalize(v)
-    inverse = mantissa.apply_table((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
+    inverse = mantissa.apply_table((Q15_MAX + 1) / _MANTISSA, 2.0**-15)
     shifted = inverse.rescale(I32, 1.0).shift_left(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
     return shifted.shift_right(zeros.full_like(31) - zeros).assume_range(0, peak).with_scale(2.0**-30)
@@ -42,12 +42,13 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     """
     assert v.high < 1 << 30
     zeros_minus_one = v.leading_zeros() - 1
-    steps = zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1  # (z - 1 + 1) >> 1, less one
-    normalized = v.with_scale(1.0).shift_left(steps + steps, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
+    # h - 1: the right shift rounds half up, so (z - 1) shifted by 1 is (z - 1 + 1) >> 1 = h.
+    shift = zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1
+    normalized = v.with_scale(1.0).shift_left(shift + shift, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
-    root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
+    inverse_root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
     peak = math.ceil((1 << 29) / math.sqrt(v.low) * (1 + 2.0**-13))
-    return root.rescale(I32, 1.0).shift_left(steps, peak).with_scale(2.0**-29)
+    return inverse_root.rescale(I32, 1.0).shift_left(shift, peak).with_scale(2.0**-29)
 
 
 def sqrt(v: FixedPoint) -> FixedPoint:
@@ -63,28 +64,31 @@ def logarithm(v: FixedPoint) -> FixedPoint:
     adds (31 - z) * ln(2), where z is the number of leading zeros.
     """
     zeros, mantissa = _normalize(v)
-    fraction = mantissa.apply_table(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
-    octaves = (zeros.full_like(31) - zeros).mul(round(math.log(2) * (1 << 20)))
-    return fraction.rescale(I32, 32.0) + octaves.with_scale(2.0**-20)
+    fraction = mantissa.apply_table(np.log(_MANTISSA) * (Q15_MAX + 1), 2.0**-15)
+    exponent_term = (zeros.full_like(31) - zeros).mul(round(math.log(2) * (1 << 20)))
+    return fraction.rescale(I32, 32.0) + exponent_term.with_scale(2.0**-20)
 
 
 def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
-    """exp(v) as int16 for real v at any scale, from results that ``out`` rounds to 0 up to its saturation."""
+    """exp(v) as int16, for real v at any scale.
+
+    The table spans the results between those that ``out`` rounds to 0 and those at which it saturates.
+    """
     peak = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
     low, high = math.log(float(out.scale) / 8), math.log(peak)
     middle, half = (high + low) / 2, (high - low) / 2
-    if v.scale < half * 2.0**-24:  # so fine that round(middle / v.scale) exceeds INT32; the lost bits are negligible
+    if v.scale < half * 2.0**-24:  # round(middle / v.scale) would exceed INT32; the dropped bits are negligible
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
     return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
 
 
-#: The mantissa m in [1, 2) at the table's points.
-_OCTAVE = 1.5 + POINTS / 65536
+#: The mantissa m in [1, 2] at the table's points.
+_MANTISSA = 1.5 + POINTS / 65536
 
 
 def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Leading zeros of v, and the int16 table index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
+    """Leading zeros of v, and the int16 table index of v << (zeros - 1) in [2**30, 2**31); see ``_MANTISSA``."""
     assert v.low >= 1
     zeros = v.leading_zeros()
     normalized = v.with_scale(1.0).shift_left(zeros - 1, (1 << 31) - 1).assume_range(1 << 30, 1 << 31)

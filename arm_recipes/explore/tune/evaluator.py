@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 
 class PlanEvaluator:
-    """Evaluates precision plans of one model and recipe.
+    """Evaluates precision plans (precision of each region) of one model and recipe.
 
     Args:
         program: captured model.
-        recipe: recipe whose precisions are replaced.
+        recipe: recipe whose precisions the plans replace.
         default_precision: precision of the recipe itself.
         split: calibration, search and test samples.
-        store: store of ratings and figures.
+        store: disk cache of ratings and of Vela's estimates.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class PlanEvaluator:
         self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
         self._costs: dict[str, ProgramCost | str] = {}
-        self._last: tuple[PrecisionPlan, QuantizedProgram] | None = None
+        self._last_quantized: tuple[PrecisionPlan, QuantizedProgram] | None = None
 
     def with_plan(self, plan: Mapping[str, str]) -> ArmRecipe:
-        """Return the recipe with the precisions of a plan."""
+        """Return the recipe with its precisions replaced by those of the plan."""
         return self.recipe.with_options(precisions=minimal_settings(plan, self.default_precision))
 
     def rate_on_search(self, plan: PrecisionPlan) -> Rating:
@@ -77,14 +77,17 @@ class PlanEvaluator:
         if key not in self._ratings:
             rating = Rating.from_record(self._store.load_record(key)) if evaluator.is_cacheable else None
             if rating is None:
-                rating = evaluator.rate(self._quantized(plan).program)
+                rating = evaluator.rate(self._quantize(plan).program)
                 self._store.save_record(key, vars(rating))
             self._ratings[key] = rating
         return self._ratings[key]
 
     def estimate_costs(self, plans: Iterable[PrecisionPlan]) -> list[ProgramCost | str]:
-        """Estimate the cost of each plan, or give the reason of failure; Vela compiles several plans in parallel."""
-        requested = list(plans)
+        """Estimate the cost of each plan; the result is an error message if lowering or Vela fails.
+
+        Vela compiles several plans in parallel. Estimates are cached in the store.
+        """
+        requested, spec = list(plans), self._vela_spec
         keys = [self._key(plan) for plan in requested]
         plan_of_key = dict(zip(keys, requested, strict=True))
         lowered_programs: dict[str, LoweredProgram] = {}
@@ -93,64 +96,65 @@ class PlanEvaluator:
             if key in self._costs:
                 continue
             with _without_warnings():
-                lowered = self._lowered(plan_of_key[key])
+                lowered = self._lower(plan_of_key[key])
             if isinstance(lowered, str):
                 self._costs[key] = lowered
-            elif self._spec is None:
+            elif spec is None:
                 self._costs[key] = estimate_cost(None, lowered.flatbuffers, lowered.cpu_operators)
             else:
                 lowered_programs[key] = lowered
-                figures = self._store.load_figures(cache_key(self._spec, lowered.delegates))
+                figures = self._store.load_figures(cache_key(spec, lowered.delegates))
                 if figures is None:
-                    tasks.append(
-                        (len(lowered_programs) - 1, self._spec, lowered.delegates, *lowered.arrays(self._spec))
-                    )
+                    tasks.append((len(lowered_programs) - 1, spec, lowered.delegates, *lowered.arrays(spec)))
                 else:
                     self._costs[key] = estimate_cost(figures, lowered.flatbuffers, lowered.cpu_operators)
         order = list(lowered_programs)
         for index, outcome in _iter_compiled(tasks):
             lowered = lowered_programs[order[index]]
             if isinstance(outcome, Figures):
-                self._store.save_record(cache_key(self._spec, lowered.delegates), {"figures": vars(outcome)})
+                self._store.save_record(cache_key(spec, lowered.delegates), {"figures": vars(outcome)})
                 self._costs[order[index]] = estimate_cost(outcome, lowered.flatbuffers, lowered.cpu_operators)
             else:
                 self._costs[order[index]] = outcome
         return [self._costs[key] for key in keys]
 
     @property
-    def _spec(self) -> Any:
-        """Compile spec for Vela; None for other targets."""
+    def _vela_spec(self) -> Any:
+        """Compile spec of the recipe for Ethos-U; None for other targets."""
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-        spec = self._any_spec
+        spec = self._compile_spec
         return spec if isinstance(spec, EthosUCompileSpec) else None
 
     @property
-    def _any_spec(self) -> Any:
+    def _compile_spec(self) -> Any:
+        """Compile spec of the recipe."""
         lowering = self.recipe.lowering_recipe
         assert lowering is not None
         partitioners: Any = lowering.partitioners
         return partitioners[0].compile_spec
 
-    def _lowered(self, plan: PrecisionPlan) -> LoweredProgram | str:
+    def _lower(self, plan: PrecisionPlan) -> LoweredProgram | str:
+        """Quantize and lower a plan; return the message of an error."""
         try:
-            return self._quantized(plan).lower(self._any_spec.target)
+            return self._quantize(plan).lower(self._compile_spec.target)
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
-    def _quantized(self, plan: PrecisionPlan) -> QuantizedProgram:
-        """Quantize a plan; the last result is cached, as a plan is rated and compiled in turn."""
-        if self._last is None or self._last[0] != plan:
+    def _quantize(self, plan: PrecisionPlan) -> QuantizedProgram:
+        """Quantize a plan. Caches the last result, because rating and lowering of a plan follow each other."""
+        if self._last_quantized is None or self._last_quantized[0] != plan:
             with _without_warnings():
                 recipe: ExportRecipe = self.recipe.with_options(
                     precisions=minimal_settings(plan, self.default_precision),
                     calibration_samples=None,
                     require_runnable=False,
                 )
-                self._last = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
-        return self._last[1]
+                self._last_quantized = dict(plan), QuantizedProgram(self.program, self.split.calibration, recipe)
+        return self._last_quantized[1]
 
     def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
+        """Key of a plan's rating on samples with the digest ``samples``, or of its cost."""
         text = json.dumps([self._content, samples, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -158,7 +162,11 @@ class PlanEvaluator:
 def _iter_compiled(
     tasks: Sequence[tuple[int, Any, Sequence[LoweredDelegate], Any]],
 ) -> Iterator[tuple[int, Figures | str]]:
-    """Compile a single task in this process, as a worker costs more than a graph; several in parallel."""
+    """Compile tasks; yield the index and the result of each.
+
+    Several tasks run in parallel. A single task runs in this process, because a worker process takes longer to start
+    than a graph to compile.
+    """
     if len(tasks) > 1:
         yield from in_parallel(compile_delegates, tasks)
         return
@@ -175,7 +183,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
-    """Hash model, recipe, calibration samples and tool versions, as part of the keys of ratings."""
+    """Hash the model, recipe, calibration samples and tool versions. The keys of ratings include the hash."""
     digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
     for package in ("arm-recipes", "torch", "ethos-u-vela"):
         digest.update(version(package).encode())
