@@ -185,7 +185,7 @@ class _Candidate(Protocol):
 
 
 class _Convolution:
-    """A CONV2D on ``x``, which may have padding rows and columns than it reads."""
+    """A CONV2D on ``x``. The last rows and columns of ``x`` may be unread."""
 
     def __init__(self, op: Op, x: Value, build: Builder) -> None:
         self.op = op
@@ -209,7 +209,7 @@ class _Convolution:
         along_columns = [(columns.identity, columns), *columns.im2col_splits(limit)]
         for (im2col_rows, rest_rows), (im2col_columns, rest_columns) in product(along_rows, along_columns):
             if im2col_rows.kernel * im2col_columns.kernel > 1:
-                yield _Im2col(self, im2col_rows, im2col_columns, rest_rows, rest_columns)
+                yield _Im2colConv(self, im2col_rows, im2col_columns, rest_rows, rest_columns)
 
     def convolve(self, x: Value, weight: Array, rows: _ConvAxis, columns: _ConvAxis) -> Value:
         """Emit the CONV2D with another input, weight and axes; unread rows and columns at the end are sliced off."""
@@ -262,7 +262,7 @@ class _SpaceToDepthWidth:
 
 
 @dataclass(frozen=True)
-class _Im2col:
+class _Im2colConv:
     """im2col by an identity convolution, whose cost is writing its result, and a convolution of the patches."""
 
     conv: _Convolution
