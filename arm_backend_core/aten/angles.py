@@ -101,7 +101,7 @@ class _PhaseBuilder:
         return None
 
     def _multiply_by_turns(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
-        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1), the last digit signed."""
+        """The phases of x * ``turns``: sum over i of ((x >> 4i) & 15) * (turns * 16**i mod 1), last digit signed."""
         shifts = torch.arange(0, 32, _DIGIT_BITS, dtype=torch.int32)
         masks = torch.tensor([(1 << _DIGIT_BITS) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
         scaled_turns = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _SUM_BITS)

@@ -40,8 +40,8 @@ class Pools:
     Attributes:
         methods: memory of each method.
         shared: memory-planned buffers from the second on, which methods share.
-        temp: temp allocator on a Cortex-M: the maximum of the delegates' scratch, the kernel lookup and a kernel's temporary
-            memory.
+        temp: temp allocator on a Cortex-M: the maximum of the delegates' scratch, of the kernel lookup and of a
+            kernel's temporary memory.
         temp_64: temp allocator on this machine.
         fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
         exact: whether all sizes for Cortex-M could be computed. A size that could not is that of this machine, which is
