@@ -63,14 +63,14 @@ def delegate(
     require_full_delegation: bool = False,
     name: str = "arm",
 ) -> ExportedProgram:
-    """Compile every partition of an ATen program that the target can run.
+    """Delegate every part of an ATen program that the target can run: partition the program and compile the partitions.
 
     Args:
         program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is not changed.
-        spec: the target and how to compile for it.
-        keep_on_cpu: predicates; a node for which one holds is not delegated.
-        require_full_delegation: raise if any operator but boundary casts stays on the CPU.
-        name: prefix of the delegates' names; a number follows.
+        spec: the target and the options of its compiler.
+        keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
+        require_full_delegation: raise if an operator other than a boundary cast stays on the CPU.
+        name: prefix of the delegates' names, followed by a number.
 
     Returns:
         A new program that calls the delegates.
@@ -108,7 +108,7 @@ def delegate(
 
 
 def prepare_program(program: ExportedProgram, target: Target) -> ExportedProgram:
-    """Functionalize the program and decompose composite operators without a record."""
+    """Functionalize and normalize the program, and decompose composite operators without a record."""
     inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functionalize_program(program)
     keep_state_quantized(program)
@@ -130,7 +130,7 @@ def _compile_partition(
     """Optimize the graph of a partition and compile it.
 
     Raises:
-        CompileError: a pass failed, or the backend's compiler did.
+        CompileError: a pass or the backend's compiler failed.
     """
     results = [value.dtype for value in graph.outputs]
     try:
@@ -168,7 +168,7 @@ def _compile_partition(
         (lowering.boundary_value(node)[1], value.dtype)
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
     ]
-    execute = _make_executor(flatbuffer, inputs, results)
+    execute = _make_reference_executor(flatbuffer, inputs, results)
     metadata = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
     return CompiledPartition(
         partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, metadata
@@ -183,7 +183,7 @@ def _set_debug_handles(partitions: Sequence[Partition]) -> None:
 
 
 def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Debug handles of each TOSA operator. A runtime identifies the operator by its index, when compiled too."""
+    """Debug handles of each TOSA operator, by its index, which runtimes report (also for compiled payloads)."""
     handles = {node.name: handle for node in partition.nodes if (handle := debug_handle_of(node)) is not None}
     return tuple(tuple(sorted({handles[o.node] for o in op.origins if o.node in handles})) for op in graph.walk())
 
@@ -191,15 +191,21 @@ def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tupl
 def _compile_payload(
     partition: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
 ) -> tuple[Payload, ArmCompileSpec]:
+    """Compile the graph for the backend; returns the payload, and the compile spec with all choices made.
+
+    Raises:
+        CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
+    """
+
     def locate(text: str) -> tuple[str, str] | None:
-        """The ATen operator and source line of a TOSA operator that a tool's message names."""
+        """The ATen operator and source line of the first TOSA operator whose kind occurs in a tool's message."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source
         return None
 
-    used = graph.users().keys() | set(graph.outputs)
-    unused_inputs = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in used}
+    read_values = graph.users().keys() | set(graph.outputs)
+    unused_inputs = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read_values}
     inputs, results = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     try:
         return compile_best(
@@ -218,12 +224,17 @@ def _compile_payload(
 
 
 def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:
+    """Name, type, shape and quantization parameters of an input or output of a delegate."""
     q = lowering.node_qparams(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
     return events.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
-def _make_executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]) -> _Executor:
+def _make_reference_executor(
+    flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]
+) -> _Executor:
+    """A function that executes the delegate on the TOSA reference model, for calls of the compiled program."""
+
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
             _to_array(tensor.detach().cpu().permute(order).contiguous(), dtype)
@@ -234,19 +245,19 @@ def _make_executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], re
     return execute
 
 
-#: Types that numpy lacks; their bits are passed as integers.
-_BIT_TYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-_TYPES = {dtype_of(kind): kind for kind in _BIT_TYPES}
+#: torch dtypes that NumPy lacks -> the integer dtype that carries their bits.
+_BITCAST_TYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_TORCH_TYPES = {dtype_of(kind): kind for kind in _BITCAST_TYPES}
 
 
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
     if tensor.dtype is torch.bool and dtype is DType.INT8:  # hardware without booleans takes int8
         tensor = tensor.char()
-    return np.asarray(tensor.view(_BIT_TYPES.get(tensor.dtype, tensor.dtype)).numpy())
+    return np.asarray(tensor.view(_BITCAST_TYPES.get(tensor.dtype, tensor.dtype)).numpy())
 
 
 def _to_tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
-    if dtype not in _TYPES:
+    if dtype not in _TORCH_TYPES:
         return torch.from_numpy(np.array(array, dtype=bool if dtype is DType.BOOL else None))
     bits = np.array(array).view(np.int16 if dtype is DType.BF16 else np.uint8)
-    return torch.from_numpy(bits).view(_TYPES[dtype])
+    return torch.from_numpy(bits).view(_TORCH_TYPES[dtype])

@@ -1,7 +1,7 @@
 """Cost model: Vela's estimate of cycles and weight bytes for a small TOSA graph on an Ethos-U, cached.
 
-Estimates are cached in the process and on disk, keyed by the graph's content, the configuration and Vela's version. If
-the folder cannot be read or written, estimates are computed again.
+The cache is in the process and on disk; its keys are the graph's content, the configuration and Vela's version. If the
+folder cannot be read or written, Vela computes the estimates again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
-#: Seconds for one graph of a few operators, which usually takes milliseconds; beyond it there is no estimate.
+#: Time limit of Vela for one graph of a few operators, which usually takes milliseconds; then the estimate is None.
 _TIMEOUT_SECONDS = 20.0
 #: Maximum number of estimates on disk for one configuration; the oldest are dropped first.
 _MAX_CACHED = 20_000
@@ -43,12 +43,12 @@ class Cost(NamedTuple):
         return self.cycles + self.weight_bytes
 
 
-#: Estimates by configuration, loaded from disk on first use.
+#: Configuration key -> digest of the graph -> estimate, loaded from disk on first use.
 _cache: dict[str, dict[str, Cost | None]] = {}
 
 
 class VelaCostModel:
-    """Estimates costs for one configuration of Vela."""
+    """Estimates costs of graphs for one configuration of Vela."""
 
     def __init__(self, configuration: vela.Configuration) -> None:
         self._configuration = configuration
@@ -59,41 +59,42 @@ class VelaCostModel:
         keys = [hashlib.blake2b(content, digest_size=12).hexdigest() for content in contents]
         missing = {key: content for key, content in zip(keys, contents, strict=True) if key not in self._estimates}
         if missing:
-            self._estimates.update((key, self._compile(content)) for key, content in missing.items())
+            self._estimates.update((key, self._run_vela(content)) for key, content in missing.items())
             self._save()
         return [self._estimates[key] for key in keys]
 
-    def _compile(self, content: bytes) -> Cost | None:
+    def _run_vela(self, content: bytes) -> Cost | None:
         try:
-            answer, _ = vela.compile_tosa(content, self._configuration, _TIMEOUT_SECONDS)
+            result, _ = vela.compile_tosa(content, self._configuration, _TIMEOUT_SECONDS)
         except (WorkerError, WorkerDied):
             return None
-        return Cost(answer["report"]["totalCycles"], answer["report"]["encodedWeights"])
+        return Cost(result["report"]["totalCycles"], result["report"]["encodedWeights"])
 
     @cached_property
-    def _name(self) -> str:
+    def _cache_key(self) -> str:
         parts = vela.version(), repr(self._configuration)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
 
     @property
-    def _file(self) -> Path:
-        return cache_folder() / "prices" / f"{self._name}.json"
+    def _cache_path(self) -> Path:
+        return cache_folder() / "prices" / f"{self._cache_key}.json"
 
     @property
     def _estimates(self) -> dict[str, Cost | None]:
-        if self._name not in _cache:
-            _cache[self._name] = self._load()
-        return _cache[self._name]
+        if self._cache_key not in _cache:
+            _cache[self._cache_key] = self._load()
+        return _cache[self._cache_key]
 
     def _load(self) -> dict[str, Cost | None]:
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # foreign or truncated file
-            rows = json.loads(self._file.read_bytes())
+        # The file may be missing, truncated or of another format.
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+            rows = json.loads(self._cache_path.read_bytes())
             return {str(key): cost and Cost(int(cost[0]), int(cost[1])) for key, cost in rows.items()}
         return {}
 
     def _save(self) -> None:
-        """Merge with estimates that other processes wrote and save. Failures are not saved, so they are retried."""
+        """Save the estimates, merged with those of other processes. Failures are not saved: other processes retry."""
         merged = [(key, cost) for key, cost in (self._load() | self._estimates).items() if cost is not None]
         with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._file, json.dumps(dict(merged[-_MAX_CACHED:])).encode())
+            self._cache_path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._cache_path, json.dumps(dict(merged[-_MAX_CACHED:])).encode())

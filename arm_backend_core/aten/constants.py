@@ -1,4 +1,4 @@
-"""Constant folding: values that a graph computes from parameters and buffers alone."""
+"""Constant folding: evaluate nodes that depend only on parameters and buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arm_backend_core.ops.registry import Kind
 
 
 class Constants:
-    """The constant nodes of a module's graph (parameters, buffers, computed from these alone) and their values."""
+    """The constant nodes of a graph (parameters, buffers, nodes that depend only on these) and their values."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -25,7 +25,7 @@ class Constants:
         return node in self._nodes
 
     def value(self, node: Node) -> Tensor:
-        """The value of a constant node; evaluated once."""
+        """The value of a constant node. The first call evaluates it; later calls return the cached value."""
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
@@ -35,7 +35,7 @@ class Constants:
 
 
 def fold_weights(module: GraphModule) -> None:
-    """Fold weights and biases that a model computes from its parameters (weight standardization)."""
+    """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
     constants = Constants(module)
     for node in list(module.graph.nodes):
         record = find_record(node)

@@ -1,4 +1,4 @@
-"""Look-up of operator records. Importing this module registers every operator family."""
+"""Operator catalog: look up the record or decomposition of an operator. The import registers all operator families."""
 
 from collections.abc import Mapping
 
@@ -42,8 +42,8 @@ from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite
 
 
 def find_record(node: torch.fx.Node) -> Record | None:
-    """The record that lowers a node's operator, None if there is none."""
-    record = _record(node)
+    """The record that lowers a node's operator; None if there is none."""
+    record = _find(node)
     return record if isinstance(record, Record) else None
 
 
@@ -54,12 +54,13 @@ def is_data_movement(node: torch.fx.Node) -> bool:
 
 
 def find_composite(node: torch.fx.Node) -> Composite | None:
-    """The decomposition of a node's operator, None if there is none."""
-    record = _record(node)
+    """The decomposition of a node's operator; None if there is none."""
+    record = _find(node)
     return record if isinstance(record, Composite) else None
 
 
-def _record(node: torch.fx.Node) -> Record | Composite | None:
+def _find(node: torch.fx.Node) -> Record | Composite | None:
+    """Look up a call: ATen operators first, then custom operators, then operators registered by name."""
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None
@@ -67,10 +68,10 @@ def _record(node: torch.fx.Node) -> Record | Composite | None:
 
 
 def all_records() -> Mapping[OpOverload | str, Record | Composite]:
-    """All records: ATen operators, custom operators, and (by name) operators whose library may not be loaded."""
+    """All records and decompositions. Operators whose library may not be loaded have their name as the key."""
     return dict([*records().items(), *_CUSTOM.items(), *_BY_NAME.items()])
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:
-    """The records of ATen operators by overload."""
+    """Records and decompositions of ATen operators, by overload."""
     return _RECORDS

@@ -19,14 +19,20 @@ from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Rules with intermediates of 16 to 32 bits. Their error comes from 513-point tables (index, entries, interpolation).
-_WIDE_INTERNALS: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "compute_fp32": True}
+#: Record fields of rules with intermediates of 16 to 32 bits. Their error comes from 513-entry tables: rounding of the
+#: index and of the entries, interpolation.
+_HIGH_PRECISION: dict[str, Any] = {
+    "reads_int16": True,
+    "error": 2.0**-13,
+    "activations": (0,),
+    "compute_fp32": True,
+}
 
 
-def _fold_statistics(
-    cx: Context, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+def _fold_batch_norm(
+    weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gain and offset of an inference batch norm as y = gain * x + offset."""
+    """Fold an inference batch norm into gain and offset per channel: y = gain * x + offset."""
     gain = (1.0 if weight is None else weight.real) / np.sqrt(variance.real + eps)
     offset = (0.0 if bias is None else bias.real) - mean.real * gain
     return gain, offset
@@ -45,10 +51,10 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Value:
-    """x [N, C, ...]. With running statistics this is a gain and an offset per channel.
+    """Batch norm of x [N, C, ...]. With running statistics it is a gain and an offset per channel.
 
-    With batch statistics each channel is standardized separately. The running statistics are then not updated, as
-    nothing reads them.
+    With batch statistics, group norm normalizes each channel over the batch and all positions. The running statistics
+    are not updated, because the program does not read them.
     """
     if training or running_mean is None or running_var is None:
         swap = [1, 0, *range(2, x.rank)]
@@ -59,9 +65,9 @@ def batch_norm(
             ),
             x.q,
         )
-        standard = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
-        return cx.b.transpose(cx.b.reshape(standard, channels_first.shape), swap)
-    gain, offset = _fold_statistics(cx, weight, bias, running_mean, running_var, eps)
+        normalized = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
+        return cx.b.transpose(cx.b.reshape(normalized, channels_first.shape), swap)
+    gain, offset = _fold_batch_norm(weight, bias, running_mean, running_var, eps)
     channel_shape = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:
         scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(channel_shape), x.value.dtype))
@@ -70,25 +76,25 @@ def batch_norm(
 
 
 def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:
-    """A depthwise 1x1 convolution with weights of +-127; the per-channel RESCALE applies the gain's magnitude.
+    """Emit a depthwise 1x1 convolution with weights of +-127; the per-channel RESCALE applies the gain's magnitude.
 
-    The gain thus has the 31 bits of a RESCALE multiplier instead of the 7 bits of a weight.
+    The gain thus has the 31-bit precision of a RESCALE multiplier, not the 7 bits of an int8 weight.
     """
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    sums = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
+    quantized = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
-        cx.b.const(sums.weights.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(sums.offsets, sums.dtype),
+        cx.b.const(quantized.weights.reshape(1, 1, -1, 1), DType.INT8),
+        cx.b.const(quantized.offsets, quantized.dtype),
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )
-    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, sums)), shape)
+    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, quantized)), shape)
 
 
 def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
@@ -100,7 +106,7 @@ def _standardize(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Valu
 
 
 def _apply_affine(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
-    """x * gain + offset, both optional and of ``shape``."""
+    """x * gain + offset; gain and offset are optional and are reshaped to ``shape``."""
     if gain is not None:
         x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
     return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
@@ -114,7 +120,7 @@ def _trailing_axes(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, **_WIDE_INTERNALS)
+@op(aten.layer_norm.default, **_HIGH_PRECISION)
 def layer_norm(
     cx: Context,
     x: Tensor,
@@ -131,7 +137,7 @@ def layer_norm(
     return _apply_affine(cx, _standardize(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
-@op(aten.rms_norm.default, **_WIDE_INTERNALS)
+@op(aten.rms_norm.default, **_HIGH_PRECISION)
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
@@ -140,12 +146,12 @@ def rms_norm(
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     if x.q is not None:
         return fixed_point.layer_norm(b, x.value, x.q, axes, _real_or_none(weight), None, eps, cx.q, centre=False)
-    square = reduce_mean(cx, Tensor(b.mul(x.value, x.value)), axes)
-    root = b.unary("RSQRT", b.add(square, cx.operand(eps)))
-    return _apply_affine(cx, b.mul(x.value, root), weight, None, normalized_shape)
+    mean_square = reduce_mean(cx, Tensor(b.mul(x.value, x.value)), axes)
+    inverse_rms = b.unary("RSQRT", b.add(mean_square, cx.operand(eps)))
+    return _apply_affine(cx, b.mul(x.value, inverse_rms), weight, None, normalized_shape)
 
 
-@op(aten.group_norm.default, **_WIDE_INTERNALS)
+@op(aten.group_norm.default, **_HIGH_PRECISION)
 def group_norm(
     cx: Context,
     x: Tensor,
@@ -155,16 +161,16 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Value:
-    """x [N, C, ...] standardized over C / groups channels and all positions; weight and bias [C]."""
+    """Normalize x [N, C, ...] over the C / groups channels of a group and all positions; weight and bias [C]."""
     if x.q is not None:
         return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real_or_none(weight), _real_or_none(bias), eps, cx.q)
     batch, channels = x.shape[:2]
     rows = cx.b.reshape(x.value, (batch, groups, -(-x.value.size // (batch * groups))))
-    standard = cx.b.reshape(_standardize(cx, rows, (2,), eps), x.shape)
-    return _apply_affine(cx, standard, weight, bias, (channels, *(1,) * (x.rank - 2)))
+    normalized = cx.b.reshape(_standardize(cx, rows, (2,), eps), x.shape)
+    return _apply_affine(cx, normalized, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@op(aten.instance_norm.default, **_WIDE_INTERNALS)
+@op(aten.instance_norm.default, **_HIGH_PRECISION)
 def instance_norm(
     cx: Context,
     x: Tensor,
@@ -177,22 +183,22 @@ def instance_norm(
     eps: float,
     cudnn_enabled: bool,
 ) -> Value:
-    """Group norm with one channel a group; with running statistics, batch norm."""
+    """Group norm with one channel per group; with running statistics, batch norm."""
     if not use_input_stats:
         return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
 
 
-def _shifted_exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
-    """s = x - max(max(x), lowest), exp(s), and the sum of exp(s) along ``dim``; in the result's element type."""
+def _shifted_exponentials(cx: Context, x: Tensor, dim: int, min_peak: float = -math.inf) -> tuple[Value, Value, Value]:
+    """Return s = x - max(max(x), min_peak), exp(s), and the sum of exp(s) along ``dim``, in the result's type."""
     value, axis = cx.b.cast(x.value, cx.dtype), dim % x.rank
     peak = cx.b.reduce("REDUCE_MAX", value, axis)
-    shifted = cx.b.sub(value, peak if lowest == -math.inf else cx.b.clamp(peak, lowest, math.inf))
+    shifted = cx.b.sub(value, peak if min_peak == -math.inf else cx.b.clamp(peak, min_peak, math.inf))
     exponential = cx.b.unary("EXP", shifted)
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(aten.softmax.int, aten._softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
+@op(aten.softmax.int, aten._softmax.default, **_HIGH_PRECISION, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum(exp(x - max))."""
     x = at_least_1d(cx, x)
@@ -202,9 +208,9 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_WIDE_INTERNALS, fixed_range=(0.0, 1.0))
+@op(aten._safe_softmax.default, **_HIGH_PRECISION, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    """softmax that returns 0 for a row of minus infinities (a query without keys to attend to).
+    """softmax that returns 0 for a row in which all elements are -inf (all keys of a query are masked).
 
     In such a row all exponentials and their sum are 0. In all other rows the sum is at least 1, so it can be clamped to
     1. Quantized values are always finite.
@@ -217,7 +223,7 @@ def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> 
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, **_WIDE_INTERNALS)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_HIGH_PRECISION)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - ln(sum(exp(x - max)))."""
     x = at_least_1d(cx, x)
@@ -228,5 +234,5 @@ def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> V
 
 
 _RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
-for _record in _RECORDS:  # the same rule, which checks whether operands are quantized
+for _record in _RECORDS:  # one rule for float and integer: it checks whether its operands are quantized
     _record.integer_rule(_record.lower)

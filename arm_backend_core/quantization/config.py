@@ -22,9 +22,9 @@ class QuantizationConfig:
 
     Attributes:
         activation: spec of inputs and results of operators.
-        weight: spec of weights; None leaves operators with weights in floating point.
-        inner: spec of results whose readers all keep int16/int32 intermediates (layer_norm, softmax, residual additions
-            before them); None uses ``activation`` there too.
+        weight: spec of weights; if None, operators with weights stay in floating point.
+        inner: spec of int16 results: all readers have int16 or int32 intermediates and benefit from it (layer_norm,
+            softmax, residual additions in front of them). If None, these results use ``activation``.
     """
 
     activation: QuantizationSpec
@@ -32,33 +32,33 @@ class QuantizationConfig:
     inner: QuantizationSpec | None = None
 
 
-#: Symmetric: TOSA has no zero points for int16.
+#: int16 activations. Symmetric, because TOSA has no zero point for int16.
 _INT16 = QuantizationSpec(torch.int16, HeadroomObserver, -32768, 32767, torch.per_tensor_symmetric)
 
 
-def _int8(observer: type[RangeObserver]) -> QuantizationSpec:
+def _int8_activation(observer: type[RangeObserver]) -> QuantizationSpec:
     return QuantizationSpec(torch.int8, observer, -128, 127, torch.per_tensor_affine)
 
 
-def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
-    """Make a symmetric spec in [-largest, largest]; the annotator sets the output-channel axis for each operator."""
+def _int8_weight(is_per_channel: bool, quant_max: int = 127) -> QuantizationSpec:
+    """Make a symmetric spec in [-quant_max, quant_max]; the annotator sets each operator's output-channel axis."""
     if not is_per_channel:
-        return QuantizationSpec(torch.int8, WeightObserver, -largest, largest, torch.per_tensor_symmetric)
-    return QuantizationSpec(torch.int8, PerChannelWeightObserver, -largest, largest, torch.per_channel_symmetric, 0)
+        return QuantizationSpec(torch.int8, WeightObserver, -quant_max, quant_max, torch.per_tensor_symmetric)
+    return QuantizationSpec(torch.int8, PerChannelWeightObserver, -quant_max, quant_max, torch.per_channel_symmetric, 0)
 
 
 def get_symmetric_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations (affine) and int8 weights (symmetric), with int16 between operators that gain from it."""
-    return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel), _INT16)
+    """Return int8 activations (affine) and int8 weights (symmetric), with int16 between operators that benefit."""
+    return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel), _INT16)
 
 
 def get_symmetric_a8w4_quantization_config(
     is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
 ) -> QuantizationConfig:
-    """Return int8 activations and weights in [-7, 7], which take four bits where TOSA has the extension int4."""
-    return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel, 7), _INT16)
+    """Return int8 activations and weights in [-7, 7]; with TOSA's extension int4, weights take 4 bits."""
+    return QuantizationConfig(_int8_activation(observer), _int8_weight(is_per_channel, 7), _INT16)
 
 
 def get_symmetric_a16w8_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:

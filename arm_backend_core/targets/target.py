@@ -9,16 +9,16 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: TOSA's extensions by the profile that they extend, "" for both (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
-_EXTENDING = {
+#: Profile -> the TOSA extensions that require it; "": either profile (TOSA 1.0, section 1.4; "mxfp": draft of 1.1).
+_EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
     "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
     "": ("variable", "controlflow"),
 }
-EXTENSIONS = tuple(name for names in _EXTENDING.values() for name in names)
-#: The first TOSA version with an extension, if it is not 1.0.
-_SINCE = {"mxfp": (1, 1)}
-#: ExecuTorch's names of some extensions.
+EXTENSIONS = tuple(name for names in _EXTENSIONS_BY_PROFILE.values() for name in names)
+#: Extension -> first TOSA version that has it, if that is not 1.0.
+_MIN_VERSION = {"mxfp": (1, 1)}
+#: ExecuTorch's name of an extension -> TOSA's name.
 SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 
@@ -27,16 +27,16 @@ class Target:
     """A TOSA profile with its extensions, and the hardware family that executes it.
 
     Attributes:
-        name: as the user writes it, for example ``ethos-u55-128`` or ``TOSA-1.0+INT+int16``.
+        name: name as users write it, for example ``ethos-u55-128`` or ``TOSA-1.0+INT+int16``.
         profiles: subset of {"INT", "FP"} (TOSA 1.0, section 1.5).
         extensions: lower-case names of TOSA extensions, for example ``int16``.
         family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: MACs per cycle, for an Ethos-U.
         version: TOSA version; operators of later versions are refused.
-        vela: the release of Vela that compiles for it. None if unknown: then the bugs of all releases are avoided.
+        vela: the release of Vela that compiles for it. None: unknown, so workarounds for all releases apply.
 
     Raises:
-        ValueError: an Ethos-U without ``macs``, or an unknown family.
+        ValueError: the family is unknown, or an Ethos-U has no ``macs``.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Target:
 
     @cached_property
     def supports(self) -> frozenset[str]:
-        """Profiles and extensions."""
+        """The profiles and extensions that the target supports."""
         return self.profiles | self.extensions
 
     @property
@@ -90,15 +90,16 @@ class Target:
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
-        Version 1.1 is accepted only with an extension of its draft, and such an extension implies it.
+        Version 1.1 requires an extension of its draft (``mxfp``). Such an extension implies version 1.1.
 
         Raises:
-            ValueError: the version is another one, a part is unknown, or no profile is named.
+            ValueError: the version is not supported, a part is unknown, no profile is named, or an extension lacks its
+                profile.
         """
         version, *parts = (SYNONYMS.get(part, part) for part in spec.split("+"))
-        later = max((_SINCE.get(part, (1, 0)) for part in parts), default=(1, 0))
-        if version not in ("TOSA-1.0", "TOSA-1.0.0") and (version != "TOSA-1.1" or later != (1, 1)):
-            only = ", ".join(f"'{name}'" for name in _SINCE)
+        min_version = max((_MIN_VERSION.get(part, (1, 0)) for part in parts), default=(1, 0))
+        if version not in ("TOSA-1.0", "TOSA-1.0.0") and (version != "TOSA-1.1" or min_version != (1, 1)):
+            only = ", ".join(f"'{name}'" for name in _MIN_VERSION)
             raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0'; 1.1 is supported with {only} only")
         unknown = [part for part in parts if part not in PROFILES + EXTENSIONS]
         if unknown:
@@ -110,8 +111,8 @@ class Target:
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
         for part in parts:
-            if part in EXTENSIONS and not any(part in _EXTENDING[profile] for profile in ("", *profiles)):
+            if part in EXTENSIONS and not any(part in _EXTENSIONS_BY_PROFILE[profile] for profile in ("", *profiles)):
                 raise ValueError(
                     f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add the profile, or remove '{part}'"
                 )
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later, vela)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, min_version, vela)

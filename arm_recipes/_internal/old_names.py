@@ -1,4 +1,4 @@
-"""Renamed keyword arguments: a call with an old name raises an error that names the new one."""
+"""Renamed keyword arguments: a call with a removed name raises a ``TypeError`` that suggests the new name."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _R = TypeVar("_R")
 
 
 def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorator that raises a ``TypeError`` for an old keyword and names the new one.
+    """Decorator that raises a ``TypeError`` for a removed keyword and suggests the new one.
 
     Args:
-        renamed: old name -> new name.
+        renamed: removed keyword -> its new name.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -1,4 +1,4 @@
-"""Memory pools of a program: sizes computed from the program and verified by a run on this machine."""
+"""Memory pools of a program: their sizes, computed from the program and compared with a run on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class MethodPools:
     """Memory of one method, in bytes.
 
     Attributes:
-        name: of the method.
-        pool: method allocator on a Cortex-M, which has 32-bit pointers.
-        pool_64: method allocator on this machine.
-        planned: first planned memory, for tensors.
+        name: name of the method.
+        pool: method allocator on a Cortex-M, with 32-bit pointers.
+        pool_64: method allocator on this machine, with 64-bit pointers.
+        planned: first memory-planned buffer, which holds tensors.
     """
 
     name: str
@@ -39,11 +39,13 @@ class Pools:
 
     Attributes:
         methods: memory of each method.
-        shared: planned memories from the second on, which methods share.
-        temp: temp allocator on a Cortex-M: scratch of the largest delegate, or what a kernel needs.
+        shared: memory-planned buffers from the second on, which methods share.
+        temp: temp allocator on a Cortex-M: the maximum of the delegates' scratch, of the kernel lookup and of a
+            kernel's temporary memory.
         temp_64: temp allocator on this machine.
-        fast_scratch: separate SRAM, with the memory mode ``Dedicated_Sram``.
-        exact: False if a size for Cortex-M could not be computed. It is then the size of this machine, an upper bound.
+        fast_scratch: fast scratch of the NPU, in separate SRAM, for the memory mode ``Dedicated_Sram``.
+        exact: whether all sizes for Cortex-M could be computed. A size that could not is that of this machine, which is
+            an upper bound.
     """
 
     methods: tuple[MethodPools, ...]
@@ -60,7 +62,7 @@ class Pools:
 
 
 def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case]) -> Pools:
-    """Compute the sizes of the pools, and compare them with a run in unlimited pools.
+    """Compute the sizes of the pools from the program, and check them by a run with unlimited pools.
 
     Args:
         program: bytes of the ``.pte``.
@@ -75,11 +77,13 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case])
     schema = deserialize_pte_binary(program).program
     plans = {plan.name: plan for plan in schema.execution_plan}
     names = [method.name for method in inspection.methods]
-    planned = {name: _planned_extents(plans[name]) for name in names}
+    planned = {name: _used_planned_bytes(plans[name]) for name in names}
     memories = max(map(len, planned.values()))
-    shared = tuple(max(sizes[at] for sizes in planned.values() if at < len(sizes)) for at in range(1, memories))
-    scratch, fast = _scratch_sizes(inspection)
-    unlimited = PoolSizes(fast, None, shared, tuple((name, None, planned[name][0]) for name in names))
+    shared = tuple(
+        max(sizes[index] for sizes in planned.values() if index < len(sizes)) for index in range(1, memories)
+    )
+    scratch, fast_scratch = _max_scratch_bytes(inspection)
+    unlimited = PoolSizes(fast_scratch, None, shared, tuple((name, None, planned[name][0]) for name in names))
     measured = run_on_host(program, unlimited, cases)
     exact = all(method_allocator_bytes(plans[name], 64) == measured.pools[name] for name in names)
     methods = []
@@ -89,23 +93,24 @@ def measure_pools(program: bytes, inspection: Inspection, cases: Sequence[Case])
             MethodPools(name, method_allocator_bytes(plans[name], 32) if exact else size_64, size_64, planned[name][0])
         )
     lookup = {bits: max(kernel_lookup_bytes(plans[name], bits) for name in names) for bits in (32, 64)}
-    # The rest is temporary memory of a kernel; it may contain pointers, so its size on a Cortex-M is unknown.
+    # What the run needs beyond this is temporary memory of a kernel. It may contain pointers, so that its size on a
+    # Cortex-M is unknown.
     minimum = max(scratch, lookup[64])
-    kernel = measured.temp if measured.temp > minimum else 0
-    temp = max(scratch, lookup[32], kernel)
-    return Pools(tuple(methods), shared, temp, max(minimum, kernel), fast, exact and not kernel)
+    kernel_temp = measured.temp if measured.temp > minimum else 0
+    temp = max(scratch, lookup[32], kernel_temp)
+    return Pools(tuple(methods), shared, temp, max(minimum, kernel_temp), fast_scratch, exact and not kernel_temp)
 
 
-def _planned_extents(plan: Any) -> list[int]:
-    """Used bytes of each planned memory, up to the end of the last tensor; the plan itself rounds up."""
+def _used_planned_bytes(plan: Any) -> list[int]:
+    """Bytes of each memory-planned buffer, up to the end of its last tensor. The plan's own sizes are rounded up."""
     ends = [0] * max(len(plan.non_const_buffer_sizes) - 1, 1)
     for value in plan.values:
-        place = getattr(value.val, "allocation_info", None)
-        if place is None:
+        allocation = getattr(value.val, "allocation_info", None)
+        if allocation is None:
             continue
-        count = math.prod(value.val.sizes) * _element_size(value.val.scalar_type)
-        start = place.memory_offset_low + (place.memory_offset_high << 32)
-        ends[place.memory_id - 1] = max(ends[place.memory_id - 1], start + count)
+        nbytes = math.prod(value.val.sizes) * _element_size(value.val.scalar_type)
+        start = allocation.memory_offset_low + (allocation.memory_offset_high << 32)
+        ends[allocation.memory_id - 1] = max(ends[allocation.memory_id - 1], start + nbytes)
     return ends
 
 
@@ -116,17 +121,17 @@ def _element_size(scalar_type: Any) -> int:
     return size
 
 
-def _scratch_sizes(inspection: Inspection) -> tuple[int, int]:
-    """Largest scratch and fast scratch of all delegates, rounded up to cache lines."""
+def _max_scratch_bytes(inspection: Inspection) -> tuple[int, int]:
+    """Maximum scratch and maximum fast scratch of the delegates, in bytes, rounded up to cache lines."""
     payloads = [
         delegate.payload
         for method in inspection.methods
         for delegate in method.delegates
         if isinstance(delegate.payload, EthosUPayload)
     ]
-    scratch = _round_to_cache_lines(payload.scratch_bytes for payload in payloads)
-    return scratch, _round_to_cache_lines(payload.fast_scratch_bytes or 0 for payload in payloads)
+    scratch = _max_in_cache_lines(payload.scratch_bytes for payload in payloads)
+    return scratch, _max_in_cache_lines(payload.fast_scratch_bytes or 0 for payload in payloads)
 
 
-def _round_to_cache_lines(counts: Iterable[int]) -> int:
-    return -(-max(counts, default=0) // CACHE_LINE) * CACHE_LINE
+def _max_in_cache_lines(byte_counts: Iterable[int]) -> int:
+    return -(-max(byte_counts, default=0) // CACHE_LINE) * CACHE_LINE

@@ -1,4 +1,4 @@
-"""Shape variants: a method that was exported in several sizes, and the choice of a size for given tensors."""
+"""Shape variants: a method exported for several sizes of its dynamic dimensions; the input shapes select one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: Padding value: one number for all inputs, or a number for each input by name.
+#: Padding value: one number for all inputs, or input name -> number.
 Pad = float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class SizedMethod:
-    """A method in several sizes, as the program stores it; see ``arm_recipes.samples.sizes.Sized``.
+    """A method with shape variants, as the program stores it. ``arm_recipes.samples.sizes`` creates it at export.
 
     Attributes:
-        name: of the method that users call.
-        methods: size of each named dimension, by the name of the exported method.
-        inputs, outputs: for each tensor, the names of its dimensions by axis.
+        name: name by which users call the method.
+        methods: name of the exported variant -> name of the dimension -> size.
+        inputs: for each input tensor, axis -> name of the dimension.
+        outputs: for each output tensor, axis -> name of the dimension.
     """
 
     name: str
@@ -39,7 +40,7 @@ class SizedMethod:
         return cls(name, dict(stored["methods"]), *sides)
 
     def sizes(self, tensors: Sequence[Tensor]) -> dict[str, int]:
-        """Sizes of the named dimensions of ``tensors``.
+        """Read the sizes of the named dimensions from the input shapes.
 
         Raises:
             ValueError: two inputs have different sizes for the same dimension.
@@ -53,25 +54,25 @@ class SizedMethod:
         return sizes
 
     def select_method(self, sizes: Mapping[str, int], pad: Pad | None) -> str:
-        """Select the exported method with the smallest sizes that fit.
+        """Select the exported variant with the fewest elements whose sizes are at least ``sizes``.
 
         Raises:
-            ValueError: the inputs are larger than every exported size, or no size is equal and ``pad`` is None.
+            ValueError: no variant is large enough, or no variant has exactly these sizes and ``pad`` is None.
         """
-        exact = next((name for name, has in self.methods.items() if has == sizes), None)
+        exact = next((name for name, exported in self.methods.items() if exported == sizes), None)
         if exact is not None:
             return exact
         actual = ", ".join(f"{name} = {size}" for name, size in sizes.items())
-        fitting = [name for name, has in self.methods.items() if all(sizes[dim] <= has[dim] for dim in sizes)]
-        listed = {dim: sorted({has[dim] for has in self.methods.values()}) for dim in sizes}
-        exported = "; ".join(f"{dim} of {', '.join(map(str, known))}" for dim, known in listed.items())
+        fitting = [name for name, exported in self.methods.items() if all(sizes[dim] <= exported[dim] for dim in sizes)]
+        exported_sizes = {dim: sorted({exported[dim] for exported in self.methods.values()}) for dim in sizes}
+        variants = "; ".join(f"{dim} of {', '.join(map(str, known))}" for dim, known in exported_sizes.items())
         if not fitting:
-            raise ValueError(f"'{self.name}' was exported with {exported}; the inputs have {actual}, which is larger")
+            raise ValueError(f"'{self.name}' was exported with {variants}; the inputs have {actual}, which is larger")
         smallest = min(fitting, key=lambda name: math.prod(self.methods[name].values()))
         if pad is None:
             padded = ", ".join(f"{name} = {self.methods[smallest][name]}" for name in sizes)
             raise ValueError(
-                f"'{self.name}' was exported with {exported}; the inputs have {actual}: give a padding value, "
+                f"'{self.name}' was exported with {variants}; the inputs have {actual}: give a padding value, "
                 f"run(..., pad=0) for example, to pad them to {padded}"
             )
         return smallest

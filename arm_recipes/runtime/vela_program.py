@@ -1,4 +1,4 @@
-"""``VelaProgram``: run a TFLite model that Vela compiled; the emulator executes its command stream."""
+"""``VelaProgram``: a TFLite model that Vela compiled, executed by the emulator of the NPU."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ METHOD = "forward"
 
 
 class VelaProgram(Program):
-    """A TFLite model that Vela compiled to one operator for the NPU. Its memory keeps its content between runs.
+    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its content between runs.
 
     Args:
         data: bytes of the ``.tflite``.
 
     Attributes:
-        model: the parsed file. ``content`` describes it as a ``.pte`` with one method and one delegate.
+        model: the parsed file. The attribute ``content`` describes it as a ``.pte`` of one method and one delegate.
 
     Raises:
-        ProgramError: Vela has not compiled the model, it is damaged, or some of its operators stay on the CPU.
+        ProgramError: Vela did not compile the model, the file is damaged, or some operators stay on the CPU.
         PayloadError: the command stream is damaged, or the emulator does not support it.
         RuntimeUnavailable: the plugin, which contains the emulator, cannot be built or loaded.
     """
 
     def __init__(self, data: bytes) -> None:
         self.model = read_vela_tflite(data)
-        self._delegate = _delegate(self.model)
+        self._delegate = _create_delegate(self.model)
         signature = Signature(self.model.inputs, self.model.outputs, frozenset())
-        self._initialize(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
+        self._initialize(data, PteProgram({METHOD: _describe_method(self.model)}, {}), {METHOD: signature})
         self.reset()
 
     def reset(self) -> None:
         """Reset variables, for example the state of an LSTM, to their initial values."""
         with self._lock:
-            for place, value in self.model.variables:
-                self._delegate.fill(place, value)
+            for location, value in self.model.variables:
+                self._delegate.fill(location, value)
 
     def run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
         """Execute once, with NumPy arrays instead of tensors.
@@ -61,10 +61,10 @@ class VelaProgram(Program):
             ValueError: number, dtype or shape of the arrays is wrong.
             RunError: the run failed.
         """
-        inputs = self._bytes(arrays)
+        inputs = self._to_bytes(arrays)
         with self._lock:
             outputs = [output.tobytes() for output in self._delegate.run(inputs)]
-        return [_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
+        return [_to_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
     def watched(self, arrays: Sequence[Array]) -> EthosUFigures:
         """Execute once with the access checker, which stays on for later executions.
@@ -73,12 +73,12 @@ class VelaProgram(Program):
             ValueError: number, dtype or shape of the arrays is wrong.
             RunError: as ``EthosUDelegate.watched``.
         """
-        inputs = self._bytes(arrays)
+        inputs = self._to_bytes(arrays)
         with self._lock:
             return self._delegate.watched(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
-        """Execute once and yield each operation of the NPU with its result. Names of layers are unknown.
+        """Execute once and yield each NPU operation with its result. Layer names are unknown.
 
         Raises:
             ValueError, RunError: as ``run``.
@@ -87,7 +87,7 @@ class VelaProgram(Program):
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)
-        execution = Execution(self._delegate, None, tuple(self._bytes([x.numpy() for x in inputs])), ())
+        execution = Execution(self._delegate, None, tuple(self._to_bytes([x.numpy() for x in inputs])), ())
         with self._lock:
             operations = list(trace_delegate(0, execution, None))
         yield from operations
@@ -95,8 +95,8 @@ class VelaProgram(Program):
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
         import torch
 
-        outputs = self._delegate.run(self._bytes([tensor.numpy() for tensor in inputs]))
-        arrays = [_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
+        outputs = self._delegate.run(self._to_bytes([tensor.numpy() for tensor in inputs]))
+        arrays = [_to_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
         return list(map(torch.from_numpy, arrays))
 
     def _reference_for(self, backend: str) -> Program:
@@ -105,7 +105,8 @@ class VelaProgram(Program):
     def _runtime(self, name: str) -> Any:
         raise RunError("ExecuTorch's runtime does not run TFLite models")
 
-    def _bytes(self, arrays: Sequence[Array]) -> list[Array]:
+    def _to_bytes(self, arrays: Sequence[Array]) -> list[Array]:
+        """Check the inputs and return the bytes of each."""
         import numpy as np
 
         if len(arrays) != len(self.model.inputs):
@@ -118,33 +119,33 @@ class VelaProgram(Program):
         return [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
 
 
-def _array(data: bytes, info: TensorInfo) -> Array:
+def _to_array(data: bytes, info: TensorInfo) -> Array:
     import numpy as np
 
     return np.frombuffer(bytearray(data), info.dtype).reshape(info.shape)
 
 
-def _method(model: VelaTflite) -> PteMethod:
+def _describe_method(model: VelaTflite) -> PteMethod:
     """Describe the model as a method of a ``.pte``."""
     inputs, outputs = (
-        tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in side)
-        for side in (model.inputs, model.outputs)
+        tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in tensors)
+        for tensors in (model.inputs, model.outputs)
     )
     delegates = tuple(PteDelegate(ETHOS_U, operator.parts.commands, {}) for operator in model.npu)
     return PteMethod(METHOD, inputs, outputs, model.operators, delegates, None, model.arena_bytes, 1)
 
 
-def _delegate(model: VelaTflite) -> EthosUDelegate:
-    """Create the delegate of the NPU operator, with the inputs and outputs of the model.
+def _create_delegate(model: VelaTflite) -> EthosUDelegate:
+    """Create the delegate that executes the NPU operator with the model's inputs and outputs.
 
     Raises:
-        ProgramError: the model has other operators, too.
+        ProgramError: the model has CPU operators, or not exactly one NPU operator.
     """
     if model.operators:
-        counted = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(model.operators).items())
+        operator_counts = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(model.operators).items())
         raise ProgramError(
             "Vela left these TFLite operators on the CPU, and this runtime executes only operators for the NPU: "
-            f"{counted}"
+            f"{operator_counts}"
         )
     if len(model.npu) != 1:
         raise ProgramError(f"the model has {len(model.npu)} operators for the NPU; this runtime supports one")
@@ -155,6 +156,6 @@ def _delegate(model: VelaTflite) -> EthosUDelegate:
         outputs=model.output_locations,
         scratch_bytes=model.arena_bytes,
     )
-    variables = tuple(place for place, _ in model.variables)
+    variables = tuple(location for location, _ in model.variables)
     parts = replace(operator.parts, payload=payload)
     return EthosUDelegate.from_parts(parts, one_arena=operator.one_arena, variables=variables)

@@ -1,7 +1,7 @@
-"""SVD, symmetric eigenvalues and pseudo-inverse of small matrices by one-sided Jacobi rotations (Hestenes 1958).
+"""SVD, symmetric eigendecomposition and pseudo-inverse of small matrices: one-sided Jacobi rotations (Hestenes 1958).
 
-Pairs of columns are rotated until all columns are orthogonal. After _SWEEPS sweeps the error is a few roundings of the
-largest singular value.
+A sweep rotates each pair of columns so that the two become orthogonal. After _SWEEPS sweeps, the error is a few float
+roundings (ulps) of the largest singular value.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from arm_backend_core.ops.composites.linear_algebra import max_magnitude
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
-_MAX_COLUMNS, _SWEEPS = 4, 6  #: Columns (four have six pairs) and sweeps; a rotation takes twenty operators.
+#: Limit and number of sweeps. A rotation takes twenty operators, and four columns have six pairs a sweep.
+_MAX_COLUMNS, _SWEEPS = 4, 6
 
 
 def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """U * S [.., m, n], sorted S [.., n], and V [.., n, n] of a = U @ S @ V^T, m >= n."""
+    """For a = U @ diag(S) @ V^T with m >= n: U * S [.., m, n], sorted S [.., n] and V [.., n, n]."""
     m, n = a.shape[-2:]
     if n > _MAX_COLUMNS:
         raise Unsupported(
@@ -50,7 +51,7 @@ def _one_sided_jacobi(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, T
 def svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """U, S and V^T. Columns of U are 0 where S is 0; signs may differ from LAPACK's."""
+    """U, S and V^T. A column of U whose singular value is 0 is 0; signs of vectors may differ from LAPACK's."""
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
@@ -63,7 +64,7 @@ def svd(
 
 @decomposition(aten._linalg_eigh.default)
 def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of a symmetric matrix in ascending order, and their vectors, whose signs may differ from LAPACK's.
+    """Eigenvalues of a symmetric matrix in ascending order, and eigenvectors; their signs may differ from LAPACK's.
 
     A shift by the largest absolute row sum makes all eigenvalues non-negative, so that they are singular values.
     """
@@ -76,16 +77,16 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
 
 
 def _mirror_triangle(a: Tensor, uplo: str = "L") -> Tensor:
-    """The symmetric matrix of one triangle."""
-    half = a.tril() if uplo == "L" else a.triu().mT
-    return half + half.tril(-1).mT
+    """The symmetric matrix whose lower (``uplo`` = "L") or upper triangle is that of ``a``."""
+    triangle = a.tril() if uplo == "L" else a.triu().mT
+    return triangle + triangle.tril(-1).mT
 
 
 @decomposition(aten.linalg_pinv.atol_rtol_tensor)
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:
-    """Pseudo-inverse; singular values at or below ``atol`` and ``rtol`` times the largest count as 0."""
+    """Pseudo-inverse. Singular values not above max(``atol``, ``rtol`` * the largest singular value) count as 0."""
     left, singular_values, right = svd(_mirror_triangle(a) if hermitian else a)
     absolute_limit = torch.zeros(()) if atol is None else atol.to(a.dtype)
     default_limit = max(a.shape[-2:]) * torch.finfo(a.dtype).eps

@@ -1,12 +1,14 @@
-"""Activation precision: finer quantization of three kinds of tensors. Changes annotations before observers exist.
+"""Activation precision (mixed precision): finer quantization of attention weights, model outputs and angles.
 
-- ``int16_attention``: attention weights (also of soft-argmax) become small when there are many, and only products read
-  them. The fixed scale 1/256 of a softmax loses most of their information, so they get a calibrated range.
-- ``int16_outputs``: results of the model are converted to float, and an operator that ends in a RESCALE produces int16
-  at the cost of int8.
-- ``int16_angles``: arguments of sine and cosine that are products with frequencies (timesteps of diffusion models,
-  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles, their
-  source and the frequencies become int16.
+The pass changes annotations, before the quantizer inserts observers.
+
+- ``int16_attention``: attention weights (also those of soft-argmax) are small if there are many, and only products read
+  them. The fixed scale 1/256 of a softmax loses most of their information, so they get a calibrated int8 range.
+- ``int16_outputs``: model outputs become int16, because they are converted to float. An operator that ends in a RESCALE
+  produces int16 at the cost of int8.
+- ``int16_angles``: operands of sine and cosine that are products with frequencies (timesteps of diffusion models,
+  positional embeddings) span many periods. 256 levels cannot represent a range of a thousand radians. The angles, the
+  tensor that is multiplied and the frequencies become int16.
 """
 
 from __future__ import annotations
@@ -32,9 +34,9 @@ from arm_backend_core.quantization.observer import RangeObserver
 _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
 _SINE_OPS = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
-#: Smallest upper bound of a range of probabilities: a scale of 2**-14, four times the error of the integer softmax.
+#: Smallest upper bound of a probability range. The scale is then 2**-14, four times the error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
-#: Ratio of the largest to the smallest frequency from which constants count as those of an embedding.
+#: Constants whose largest-to-smallest ratio reaches this value count as frequencies of an embedding.
 _MIN_FREQUENCY_RATIO = 64.0
 
 
@@ -46,13 +48,13 @@ class ProbabilityObserver(RangeObserver):
 
 
 def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
-    """Change the annotations of an annotated graph. Results of annotated model outputs keep theirs.
+    """Change the annotations of an annotated graph. A result that an annotated model output reads keeps its annotation.
 
     Args:
-        algorithms: names of algorithms; "int16_angles", "int16_attention" and "int16_outputs" have an effect here.
+        algorithms: names of algorithms. Only "int16_angles", "int16_attention" and "int16_outputs" have an effect.
     """
     if "int16_angles" in algorithms:
-        _widen_angles(graph)
+        _use_int16_for_angles(graph)
     for node in graph.nodes:
         annotation = node.meta.get(ANNOTATION)
         spec = getattr(annotation, "output_qspec", None)
@@ -71,10 +73,10 @@ def _has_unit_range(spec: FixedQParamsQuantizationSpec) -> bool:
 
 
 def _is_attention_weight(node: Node) -> bool:
-    """Whether only products and sums read the node, directly or through data movement."""
-    moved = [user for user in node.users if is_data_movement(user)]
-    others = {overload_of(user.target) for user in node.users if user not in moved}
-    return bool(node.users) and others <= _PRODUCT_OPS and all(map(_is_attention_weight, moved))
+    """Whether the node has readers and all of them, also through data movement, are products or sums."""
+    movement = [user for user in node.users if is_data_movement(user)]
+    other_ops = {overload_of(user.target) for user in node.users if user not in movement}
+    return bool(node.users) and other_ops <= _PRODUCT_OPS and all(map(_is_attention_weight, movement))
 
 
 def _can_return_int16(node: Node) -> bool:
@@ -83,25 +85,26 @@ def _can_return_int16(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     before = node.all_input_nodes[0] if node.all_input_nodes else node
-    merges = fusible_consumer(before) is node and getattr(find_record(before), "absorbs_activation", False)
-    return record.absorbs_activation or record.reads_int16 or merges
+    is_fused = fusible_consumer(before) is node and getattr(find_record(before), "absorbs_activation", False)
+    return record.absorbs_activation or record.reads_int16 or is_fused
 
 
-def _widen_angles(graph: Graph) -> None:
-    waves = [node for target in _SINE_OPS for node in graph.find_nodes(op="call_function", target=target)]
-    if not waves:
+def _use_int16_for_angles(graph: Graph) -> None:
+    """Annotate the angles of embeddings, their operands and the data movement around them as int16."""
+    sine_nodes = [node for target in _SINE_OPS for node in graph.find_nodes(op="call_function", target=target)]
+    if not sine_nodes:
         return
     constants = Constants(cast(GraphModule, graph.owning_module))
-    for wave in waves:
-        *moved, angle = _trace_movement(wave)
+    for sine in sine_nodes:
+        *movement, angle = _trace_movement(sine)
         if _is_embedding(angle, constants):
             *sources, _ = _trace_movement(angle, next(x for x in angle.all_input_nodes if x not in constants))
-            for reader in (wave, *moved, angle, *sources):
+            for reader in (sine, *movement, angle, *sources):
                 _annotate_int16(reader, result=reader is angle)
 
 
 def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
-    """Yield the data movement in front of ``reader``, backwards, and then the node whose data is moved."""
+    """Yield the data-movement nodes in front of ``reader``, last one first, then the node that they move."""
     source = source or reader.all_input_nodes[0]
     while is_data_movement(source) and len(source.all_input_nodes) == 1:
         yield source
@@ -110,14 +113,14 @@ def _trace_movement(reader: Node, source: Node | None = None) -> Iterator[Node]:
 
 
 def _is_embedding(angle: Node, constants: Constants) -> bool:
-    """Whether ``angle`` is a product of floats and constant frequencies at least ``_MIN_FREQUENCY_RATIO`` apart."""
+    """Whether ``angle`` is a product of floats and constants whose ratio is at least ``_MIN_FREQUENCY_RATIO``."""
     if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
         return False
     known = [x for x in angle.all_input_nodes if x in constants]
     if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
         return False
-    sizes = constants.value(known[0]).abs()
-    return sizes.numel() > 1 and float(sizes.max()) >= _MIN_FREQUENCY_RATIO * float(sizes.min()) > 0
+    magnitudes = constants.value(known[0]).abs()
+    return magnitudes.numel() > 1 and float(magnitudes.max()) >= _MIN_FREQUENCY_RATIO * float(magnitudes.min()) > 0
 
 
 def _annotate_int16(reader: Node, *, result: bool) -> None:

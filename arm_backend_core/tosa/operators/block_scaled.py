@@ -1,6 +1,7 @@
-"""Block-scaled floating point: elements of 4 to 8 bits, and a power of two for every 32 channels ("mxfp").
+"""Block-scaled floating point ("mxfp", MX formats): 4-bit to 8-bit elements; 32 channels share a power-of-two scale.
 
-Of the draft of TOSA 1.1 as tosa-tools 2026.5 have it; a later draft has these as types of the usual operators.
+Source: the draft of TOSA 1.1 in tosa-tools 2026.5. A later draft has these types in the usual operators
+instead.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import DIMENSIONS, broadcast_shape, define
 from arm_backend_core.tosa.operators.windows import conv_shape, window_violations
 
-#: Elements that share a power of two.
+#: Number of elements that share a scale.
 BLOCK = 32
-_ELEMENTS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+_ELEMENT_TYPES = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 
 
 def _block_violations(op: Op) -> Iterator[str]:
+    """Yield violations of the block size."""
     if op.inputs[0].shape[-1] % BLOCK:
         yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
     if op.attrs.get("block_size", BLOCK) != BLOCK:
@@ -25,6 +27,7 @@ def _block_violations(op: Op) -> Iterator[str]:
 
 
 def _conv_violations(op: Op) -> Iterator[str]:
+    """Yield violations of shapes and windows; the last three operands are weight, scales and bias."""
     x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
     yield from _block_violations(op)
     if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK):
@@ -34,14 +37,14 @@ def _conv_violations(op: Op) -> Iterator[str]:
     yield from window_violations(op)
 
 
-_WINDOW: dict[str, Any] = {
+_CONV_FIELDS: dict[str, Any] = {
     "operands": (("pad", "shape"), ("stride", "shape"), ("dilation", "shape")),
     "conditions": _conv_violations,
 }
-_IMAGE = (4, 4)
+_RANK_4 = (4, 4)
 define(
     "CAST_TO_BLOCK_SCALED",
-    " ".join(f"f32>{t}:mxfp@1.1 bf16>{t}:bf16&mxfp@1.1" for t in _ELEMENTS),
+    " ".join(f"f32>{t}:mxfp@1.1 bf16>{t}:bf16&mxfp@1.1" for t in _ELEMENT_TYPES),
     [DIMENSIONS],
     broadcast_shape,
     fields=("block_size",),
@@ -49,18 +52,18 @@ define(
 )
 define(
     "CONV2D_BLOCK_SCALED",
-    " ".join(f"{t},ue8m0,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENTS),
-    [*[_IMAGE] * 4, (1, 1)],
+    " ".join(f"{t},ue8m0,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENT_TYPES),
+    [*[_RANK_4] * 4, (1, 1)],
     conv_shape,
     fields=("block_size",),
-    **_WINDOW,
+    **_CONV_FIELDS,
 )
-#: CONV2D_BLOCK_SCALED and the CAST_TO_BLOCK_SCALED of its input as one, see ``passes/block_scaled``.
+#: Placeholder for CONV2D_BLOCK_SCALED with the CAST_TO_BLOCK_SCALED of its input. ``passes/block_scaled`` legalizes it.
 define(
     "MX_CONV2D",
-    " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENTS),
-    [*[_IMAGE] * 3, (1, 1)],
+    " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENT_TYPES),
+    [*[_RANK_4] * 3, (1, 1)],
     conv_shape,
     is_placeholder=True,
-    **_WINDOW,
+    **_CONV_FIELDS,
 )

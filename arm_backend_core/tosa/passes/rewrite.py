@@ -142,18 +142,25 @@ def _dead_operators_between(read_values: Collection[Value], root: Op, live: Coll
     return [op for op in found if op.output in reached]
 
 
+#: Sweeps beyond the number of operators for rules that split an operator.
+_SPLIT_SWEEPS = 8
+
+
 def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
     """Repeat ``apply_once`` until no rule applies.
 
     A rule must remove an operator, or move one past another in the direction that all rules share. Each operator can
-    move at most as often as there are operators, which bounds the number of sweeps.
+    move at most as often as there are operators, which bounds the number of sweeps; a rule that splits an operator
+    (``fold_stride``: one stride into a few) adds a few more.
 
     Raises:
         AssertionError: no fixpoint within the bound: two rules undo each other.
     """
-    for _ in range(len(graph.ops) + 2):
+    sweeps = limit = 0
+    while sweeps <= limit:
         if not apply_once(graph, target, rules):
             return
+        sweeps, limit = sweeps + 1, max(limit, len(graph.ops) + _SPLIT_SWEEPS)
     raise AssertionError(f"no fixpoint: the peephole rules for {', '.join(rules)} undo each other")
 
 

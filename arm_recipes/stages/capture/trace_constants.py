@@ -1,4 +1,4 @@
-"""Constants during tracing: values of small buffers that the model's Python code may read while PyTorch traces it."""
+"""Constant propagation during tracing: the model's Python code may read the values of small buffers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 
-#: Maximum number of elements of a buffer whose value Python code may read, such as a flag or a counter.
-_FEW = 16
+#: Maximum number of elements of a buffer (a flag, a counter) whose value Python code may read during tracing.
+_MAX_BUFFER_ELEMENTS = 16
 #: Maximum number of elements of a tensor that is computed from such buffers.
-_MOST = 1024
-_QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
+_MAX_DERIVED_ELEMENTS = 1024
+#: Tensor methods that read values -> the Python function that computes their result.
+_VALUE_READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: bool,
     Tensor.__int__: int,
     Tensor.__float__: float,
@@ -27,20 +28,33 @@ _QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.item: lambda x: x.item(),
     Tensor.tolist: lambda x: x.tolist(),
 }
-_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
-_COMPARED = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, torch.any, torch.all, torch.logical_not)
-_COMPARES = {*_COMPARED, *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert"))}
-_COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
-#: Functions through which values are propagated. ``tolist`` of a traced tensor reads it by ``unbind`` and indexing.
-_FOLLOWED = {*_COMPARES, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
+_INTEGER_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
+_COMPARISON_FUNCTIONS = (
+    torch.gt,
+    torch.ge,
+    torch.lt,
+    torch.le,
+    torch.eq,
+    torch.ne,
+    torch.any,
+    torch.all,
+    torch.logical_not,
+)
+_COMPARISONS = {
+    *_COMPARISON_FUNCTIONS,
+    *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert")),
+}
+_COMPARISONS |= {getattr(Tensor, function.__name__) for function in _COMPARISON_FUNCTIONS}
+#: Functions whose results are computed too. ``unbind`` and indexing: ``tolist`` of a traced tensor calls them.
+_PROPAGATED_FUNCTIONS = {*_COMPARISONS, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
 
 
 class TraceConstants(TorchFunctionMode):
     """Function mode that provides the values of small buffers while a model is traced.
 
-    - ``if not self.initialized`` on a buffer takes the branch for the buffer's value, which is the same in each call
-      unless the model writes it. Comparisons of such a buffer with numbers, and ``torch.arange``, are known too.
-    - ``x.data`` is ``x.detach()``: PyTorch's trace would treat it as a constant.
+    - A branch on a buffer (``if not self.initialized``) is traced for the buffer's current value. That is correct as
+      long as the model does not write the buffer. Values propagate through comparisons and ``torch.arange``.
+    - ``x.data`` returns ``x.detach()``. Without this, PyTorch's trace would make it a constant.
 
     Attributes:
         queried: names of the buffers whose values were read.
@@ -49,16 +63,16 @@ class TraceConstants(TorchFunctionMode):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.queried: set[str] = set()
-        #: Name of a buffer -> its module, its name in the module, and its value.
-        self._held: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
+        #: Qualified buffer name -> its module, its name in the module, and its value.
+        self._buffer_values: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
         for path, module in model.named_modules():
             for key, x in module._buffers.items():
-                if x is not None and x.numel() <= _FEW:
-                    self._held[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
+                if x is not None and x.numel() <= _MAX_BUFFER_ELEMENTS:
+                    self._buffer_values[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
         self._derived: Any = WeakIdKeyDictionary()  # tensor computed from buffers -> names of the buffers, value
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call ``function``, or return the known value.
+        """Call ``function``; if it reads a known value, return the value.
 
         Raises:
             ValueError: the model assigns to ``x.data``.
@@ -70,65 +84,67 @@ class TraceConstants(TorchFunctionMode):
             )
         if function == data.__get__:
             return args[0].detach()
-        if function in _QUESTIONS and len(args) == 1 and (found := self._known(args[0])) is not None:
-            self.queried |= found[0]
+        if function in _VALUE_READS and len(args) == 1 and (derived := self._find_value(args[0])) is not None:
+            self.queried |= derived[0]
             with _disable_current_modes():
-                return _QUESTIONS[function](found[1])
-        result = None if function is Tensor.__setitem__ and _put_at_index(*args) else function(*args, **kwargs)
-        if "out" in kwargs or _writes(function):
+                return _VALUE_READS[function](derived[1])
+        result = None if function is Tensor.__setitem__ and _write_by_index_put(*args) else function(*args, **kwargs)
+        if "out" in kwargs or _is_in_place(function):
             self._derived.clear()  # the written tensor may be a view of a derived one
-        elif function in _FOLLOWED:
+        elif function in _PROPAGATED_FUNCTIONS:
             self._propagate(pytree.tree_leaves(result), function, args, kwargs)
         return result
 
     def _propagate(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
         """Compute and store the values of results whose operands are known."""
-        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        known = [self._known(x) for x in given]
-        if None in known or not all(isinstance(x, Tensor) and x.numel() <= _MOST for x in results):
+        operands = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        known = [self._find_value(x) for x in operands]
+        if None in known or not all(isinstance(x, Tensor) and x.numel() <= _MAX_DERIVED_ELEMENTS for x in results):
             return
-        values = {id(x): found[1] for x, found in zip(given, known, strict=True) if found is not None}
+        values = {id(x): found[1] for x, found in zip(operands, known, strict=True) if found is not None}
         args, kwargs = pytree.tree_map(lambda x: values.get(id(x), x), (args, kwargs))
         with _disable_current_modes(), torch._C.DisableTorchFunction():
-            made = pytree.tree_leaves(function(*args, **kwargs))
+            computed = pytree.tree_leaves(function(*args, **kwargs))
         names = set[str]().union(*(found[0] for found in known if found is not None))
-        self._derived.update((x, (names, value)) for x, value in zip(results, made, strict=True))
+        self._derived.update((x, (names, value)) for x, value in zip(results, computed, strict=True))
 
-    def _known(self, x: Any) -> tuple[set[str], Tensor] | None:
+    def _find_value(self, x: Any) -> tuple[set[str], Tensor] | None:
+        """Names of the buffers that determine ``x``, and its value; None if the value is unknown."""
         if isinstance(x, Tensor) and x in self._derived:
             names, value = self._derived[x]
             return names, value
-        held = (name for name, (module, key, _) in self._held.items() if module._buffers.get(key) is x)
-        name = next(held, None)
-        return None if name is None else ({name}, self._held[name][2])
+        names_of_x = (name for name, (module, key, _) in self._buffer_values.items() if module._buffers.get(key) is x)
+        name = next(names_of_x, None)
+        return None if name is None else ({name}, self._buffer_values[name][2])
 
 
-def _put_at_index(x: Tensor, index: Any, value: Any) -> bool:
-    """Write ``x[index] = value`` by ``index_put_`` if the index contains an integer tensor without dimensions.
+def _write_by_index_put(x: Tensor, index: Any, value: Any) -> bool:
+    """Execute ``x[index] = value`` by ``index_put_`` if the index contains a scalar integer tensor.
 
     Returns:
-        whether the index has this form, with other parts that are integers and slices.
+        whether the assignment was executed. It is not if there is no scalar integer tensor, or if another part is
+        neither an integer nor a slice nor an Ellipsis.
     """
     parts = list(index) if isinstance(index, tuple) else [index]
-    chosen = [isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGERS for part in parts]
-    others = [part for part, known in zip(parts, chosen, strict=True) if not known]
-    if not any(chosen) or not all(part is Ellipsis or type(part) in (int, slice) for part in others):
+    is_scalar_tensor = [isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGER_TYPES for part in parts]
+    others = [part for part, is_scalar in zip(parts, is_scalar_tensor, strict=True) if not is_scalar]
+    if not any(is_scalar_tensor) or not all(part is Ellipsis or type(part) in (int, slice) for part in others):
         return False
     if Ellipsis in others:
-        place = next(i for i, part in enumerate(parts) if part is Ellipsis)
-        parts[place : place + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
-    kept = [slice(None) if isinstance(part, Tensor) else part for part in parts]
-    places = [part if isinstance(part, Tensor) else None for part in parts if type(part) is not int]
-    view, new = x[tuple(kept)], torch.as_tensor(value, dtype=x.dtype)
-    rank = view.dim() - sum(chosen)
-    new = new.reshape(new.shape[max(new.dim() - rank, 0) :]) if new.dim() > rank else new  # 1s in front
-    torch.ops.aten.index_put_(view, places, new)
+        position = next(i for i, part in enumerate(parts) if part is Ellipsis)
+        parts[position : position + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
+    view_index = [slice(None) if isinstance(part, Tensor) else part for part in parts]
+    put_index = [part if isinstance(part, Tensor) else None for part in parts if type(part) is not int]
+    view, new = x[tuple(view_index)], torch.as_tensor(value, dtype=x.dtype)
+    rank = view.dim() - sum(is_scalar_tensor)
+    new = new.reshape(new.shape[max(new.dim() - rank, 0) :]) if new.dim() > rank else new  # drop leading 1s
+    torch.ops.aten.index_put_(view, put_index, new)
     return True
 
 
 @contextmanager
 def skip_distribution_checks() -> Iterator[None]:
-    """Disable parameter validation of ``torch.distributions``: a trace does not know the values."""
+    """Disable parameter validation of ``torch.distributions``, which reads values that a trace does not have."""
     before = torch.distributions.Distribution._validate_args
     torch.distributions.Distribution.set_default_validate_args(False)
     try:
@@ -139,25 +155,26 @@ def skip_distribution_checks() -> Iterator[None]:
 
 @contextmanager
 def recurrent_layers_by_shape() -> Iterator[None]:
-    """Trace only the output shapes of recurrent layers.
+    """Trace recurrent layers as operators with empty outputs of the right shape, instead of tracing their time steps.
 
-    Not thread-safe: with two threads, the first one that leaves the block ends it for both.
+    Not thread-safe: the kernels are global. If two threads are inside the block, the first one that leaves it restores
+    the kernels for both.
     """
     try:
         for layer, kernels in TRACED_LAYERS.items():
-            _set(layer, dict.fromkeys(kernels, _results))
+            _set_kernels(layer, dict.fromkeys(kernels, _empty_outputs))
         yield
     finally:
         for layer, kernels in TRACED_LAYERS.items():
-            _set(layer, kernels)
+            _set_kernels(layer, kernels)
 
 
-def _set(layer: Any, kernels: dict[Any, Any]) -> None:
+def _set_kernels(layer: Any, kernels: dict[Any, Any]) -> None:
     layer.py_kernels.update(kernels)
     layer._dispatch_cache.clear()
 
 
-def _results(
+def _empty_outputs(
     x: Tensor,
     states: Tensor | list[Tensor],
     parameters: list[Tensor],
@@ -168,14 +185,17 @@ def _results(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Empty outputs of a recurrent layer; the sequence has PyTorch's strides, [time, batch, features]."""
-    held = [states] if isinstance(states, Tensor) else states
+    """Empty outputs of a recurrent layer. The sequence has PyTorch's memory order, [time, batch, features]."""
+    initial_states = [states] if isinstance(states, Tensor) else states
     time_first = x.transpose(0, 1) if batch_first else x
-    sequence = x.new_empty([*time_first.shape[:-1], (1 + bidirectional) * held[0].shape[-1]])
-    return (sequence.transpose(0, 1) if batch_first else sequence, *(state.new_empty(state.shape) for state in held))
+    sequence = x.new_empty([*time_first.shape[:-1], (1 + bidirectional) * initial_states[0].shape[-1]])
+    return (
+        sequence.transpose(0, 1) if batch_first else sequence,
+        *(state.new_empty(state.shape) for state in initial_states),
+    )
 
 
-def _writes(function: Any) -> bool:
+def _is_in_place(function: Any) -> bool:
     """Whether a function mutates its argument: ``add_``, ``__iadd__``, ``__setitem__`` and similar."""
     name = getattr(function, "__name__", "")
     return (

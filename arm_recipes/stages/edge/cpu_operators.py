@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -17,8 +13,8 @@ class CpuOperator:
     Attributes:
         operator: name of the operator.
         count: number of nodes.
-        reason: why they are not delegated, or why they cannot run.
-        sources: their lines in the user's model.
+        reason: why they are not delegated, or why ExecuTorch cannot run them.
+        sources: source lines in the user's model, without duplicates.
     """
 
     operator: str

@@ -1,8 +1,8 @@
-"""Empty tensors: CPU operators that produce or read tensors without elements become constants.
+"""Empty tensors (a dimension of size 0): replace CPU operators that produce or read them by constants.
 
 Kernels of ExecuTorch's portable library crash on such tensors (``log_softmax`` and ``constant_pad_nd`` divide by a
-size, ``amax`` aborts), or reject them (``index_select``). Their results are known at export: a tensor without elements
-has no values, and a reduction over no elements is its neutral element.
+size, ``amax`` aborts), or reject them (``index_select``). Their results are known at export: an empty tensor has no
+values, and a reduction of an empty tensor is the reduction's identity element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.nodes import eliminate_dead_code, is_random, overload_of
 
 _EDGE = exir_ops.edge.aten
-#: Kernels that accept empty operands beside others; each was tested.
+#: Kernels that accept a mix of empty and non-empty operands; each was tested.
 MIXED = frozenset(
     {
         *("aten::addmm.out", "aten::cat.out", "aten::index_put.out", "aten::scatter.src_out", "aten::scatter_add.out"),
@@ -32,13 +32,13 @@ MIXED = frozenset(
 
 
 def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Edge manager pass: empty results, and results of empty operands only, become constants.
+    """Edge manager pass: replace operators by constants if their result, or each of their operands, is empty.
 
-    Operators with empty and other operands are unchanged, except that ``cat`` drops its empty operands.
+    Operators that also have non-empty operands are unchanged, except that ``cat`` drops its empty operands.
     """
     for method in manager.methods:
         module = manager.exported_program(method).graph_module
-        changed = [_replaced(node) for node in list(module.graph.nodes) if _has_empty(node)]
+        changed = [_replace_or_trim(node) for node in list(module.graph.nodes) if _touches_empty_tensor(node)]
         if any(changed):
             eliminate_dead_code(module.graph)
             module.recompile()
@@ -55,23 +55,25 @@ def _tensors(nodes: Iterable[Node]) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def _has_empty(node: Node) -> bool:
-    """Whether ``node`` is a CPU operator, or selects a result of one, that reads or produces an empty tensor."""
+def _touches_empty_tensor(node: Node) -> bool:
+    """Whether a CPU operator (or a getitem of its results) without side effects reads or produces an empty tensor."""
     if node.op != "call_function" or not node.all_input_nodes:
         return False
-    picked = node.all_input_nodes[0] if node.target is operator.getitem else node
-    overload = overload_of(picked.target)
-    known = isinstance(picked.target, EdgeOpOverload) and overload is not None and not overload._schema.is_mutable
-    return known and any(map(is_empty, _tensors([node, *node.all_input_nodes])))
+    producer = node.all_input_nodes[0] if node.target is operator.getitem else node
+    overload = overload_of(producer.target)
+    is_functional = (
+        isinstance(producer.target, EdgeOpOverload) and overload is not None and not overload._schema.is_mutable
+    )
+    return is_functional and any(map(is_empty, _tensors([node, *node.all_input_nodes])))
 
 
-def _replaced(node: Node) -> bool:
-    """Replace ``node`` by a constant, or drop empty operands of a ``cat``; returns whether the graph changed."""
+def _replace_or_trim(node: Node) -> bool:
+    """Replace ``node`` by a constant, or drop the empty operands of a ``cat``; returns whether the graph changed."""
     value = node.meta.get("val")
     if isinstance(value, Tensor):
-        number = 0 if is_empty(value) else _number(node)
-        if number is not None:
-            node.target, node.args = _EDGE.full.default, (list(value.shape), number)
+        fill_value = 0 if is_empty(value) else _uniform_value(node)
+        if fill_value is not None:
+            node.target, node.args = _EDGE.full.default, (list(value.shape), fill_value)
             node.kwargs = {"dtype": value.dtype}
             node.meta["val"] = value.new_empty(value.shape)  # contiguous
             return True
@@ -81,20 +83,20 @@ def _replaced(node: Node) -> bool:
     return False
 
 
-def _number(node: Node) -> float | int | bool | None:
-    """The value of all elements of the result, if all operands are empty; else None."""
+def _uniform_value(node: Node) -> float | int | bool | None:
+    """The value that all elements of the result share, computed if all operands are empty; else None."""
     source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
     overload = overload_of(source.target)
     if overload is None or is_random(source) or not all(map(is_empty, _tensors(source.all_input_nodes))):
         return None
-    args, kwargs = torch.fx.map_arg((source.args, source.kwargs), _zeros)
+    args, kwargs = torch.fx.map_arg((source.args, source.kwargs), _make_zeros)
     with torch.no_grad():
         results = overload(*args, **kwargs)
-    made = results if index is None else results[index]
-    first: float | int | bool = made.flatten()[0].item()
-    same = (made == first) | (made != made) if first != first else made == first
-    return first if bool(same.all()) else None
+    result = results if index is None else results[index]
+    first: float | int | bool = result.flatten()[0].item()
+    is_uniform = (result == first) | (result != result) if first != first else result == first
+    return first if bool(is_uniform.all()) else None
 
 
-def _zeros(node: Node) -> Any:
+def _make_zeros(node: Node) -> Any:
     return pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
