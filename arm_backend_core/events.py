@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.tosa.graph import Origin
 
 
@@ -58,7 +58,7 @@ class Delegate:
     tosa: bytes = field(repr=False)
     payload_bytes: int
     checksum: bytes
-    vela: VelaFigures | None
+    vela: VelaEstimates | None
     inputs: tuple[BoundaryTensor, ...]
     outputs: tuple[BoundaryTensor, ...]
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)

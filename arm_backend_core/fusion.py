@@ -25,7 +25,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import evaluate_on_operand, lookup, sinusoid_angle
+from arm_backend_core.ops.lookup import evaluate_on_operand, find_phase_step, lookup
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.qparams import QParams
@@ -287,7 +287,7 @@ class Univariate:
             self.target in _WAVES
             and q is not None
             and q.dtype is DType.INT16
-            and sinusoid_angle(evaluate_on_operand(self._evaluate_array, q)) > 0
+            and find_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -134,9 +134,9 @@ def __getattr__(name: str) -> Any:
     if name in _IMPORTS_NO_TORCH:
         module = importlib.import_module(_IMPORTS_NO_TORCH[name])
     elif name in _IMPORTS_EXECUTORCH:
-        from arm_recipes._internal.messages import quiet
+        from arm_recipes._internal.messages import suppress_warnings
 
-        with quiet():
+        with suppress_warnings():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes
             module = importlib.import_module(_IMPORTS_EXECUTORCH[name])
     else:

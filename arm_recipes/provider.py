@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
 from arm_recipes._internal.frozen_gc import frozen_gc
-from arm_recipes._internal.messages import quiet
+from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.recipe import ArmRecipe, build_recipe, make_recipe
 from arm_recipes.recipe.saved import read_recipe
@@ -54,7 +54,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         spec = SPECS[recipe_type.name](checked)
         if checked["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(checked["dump_dir"]))
-        with frozen_gc(), quiet():  # slow the first time: imports the compiler
+        with frozen_gc(), suppress_warnings():  # slow the first time: imports the compiler
             return _assemble_recipe(recipe_type, spec, checked, kwargs)
 
 
@@ -87,7 +87,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
     passes: list[Any] = [
         edge_manager.store_initial_state,
         edge_manager.lower_integer_remainder,
-        edge_manager.written_once,
+        edge_manager.remove_redundant_copies,
     ]
     if precision != "FP":
         quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
@@ -100,11 +100,11 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
             quantizer, checked["calibration_samples"], algorithms, checked["qat"], checked["min_sqnr"]
         )
         if checked["quantized_io"]:
-            passes.append(edge_manager.quantized_io)
+            passes.append(edge_manager.remove_io_casts)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
         if target != "VGF" and not checked.get("direct_drive"):
-            passes.append(edge_manager.cortex_m_boundary)
+            passes.append(edge_manager.use_cortex_m_quantize)
     passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(checked["require_runnable"]))
     sram, flash = (checked.get(name) and options.parse_bytes(checked[name]) for name in ("sram_budget", "flash_budget"))

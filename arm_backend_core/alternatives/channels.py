@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
+from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
 
 #: Operators that only move elements of one operand.
 _MOVEMENT_KINDS = ("RESHAPE", "REVERSE", "SLICE", "TRANSPOSE")
@@ -43,7 +43,7 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
     weight = np.zeros((len(order), 1, 1, x.shape[-1]))
     weight[np.arange(len(order)), 0, 0, order] = 1
     image = build.reshape(x, (1, *_square_sides(prod(x.shape[:-1])), x.shape[-1]))
-    return build.reshape(identity_convolution(build, image, weight), op.output.shape)
+    return build.reshape(emit_identity_convolution(build, image, weight), op.output.shape)
 
 
 def _match_selection(value: Value) -> tuple[Value, Array] | None:

@@ -15,7 +15,7 @@ from arm_backend_core.alternatives.conv_epilogue import collect_readers, match_e
 from arm_backend_core.alternatives.split_axes import Piece, collect_moves, sort_pieces, split_pieces, trace_pieces
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.space_to_depth import fold_stride
+from arm_backend_core.tosa.passes.space_to_depth import rewrite_strided_convolution
 from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
 
@@ -67,7 +67,7 @@ def read_patches(op: Op, rewriter: Rewriter) -> Value | None:
     image = op.output.shape[:3] if plan.image == op.inputs[0].shape[:3] else plan.image
     sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
     assert sums.producer is not None
-    folded = fold_stride(sums.producer, rewriter)
+    folded = rewrite_strided_convolution(sums.producer, rewriter)
     if folded is None and stride * high > b.target.hardware.max_stride:
         return None
     return b.reshape(folded or sums, op.output.shape)

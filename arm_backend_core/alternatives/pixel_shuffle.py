@@ -27,7 +27,7 @@ from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
+from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
 
 _CHANNEL_AXIS = 3
 #: Maximum number of convolutions; each reads the whole input.
@@ -139,7 +139,7 @@ def write_moved_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     x = moves[0].inputs[0]
     image = rewriter.build.reshape(x, (1, prod(x.shape[:2]), x.shape[2], x.shape[3]))
     eye = np.eye(x.shape[3]).reshape(x.shape[3], 1, 1, x.shape[3])
-    value = rewriter.build.reshape(identity_convolution(rewriter.build, image, eye), x.shape)
+    value = rewriter.build.reshape(emit_identity_convolution(rewriter.build, image, eye), x.shape)
     for step in moves:
         value = rewriter.build.emit(step.kind, (value, *step.inputs[1:]), step.output.shape, x.dtype, **step.attrs)
     return write_pixels(value.producer, rewriter) if value.producer is not None else None

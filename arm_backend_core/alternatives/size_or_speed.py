@@ -21,7 +21,7 @@ from typing import Any
 from arm_backend_core import events
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.payload import Payload, VelaFigures
+from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.errors import CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
@@ -84,7 +84,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
     return best, chosen
 
 
-def _spills_activations(figures: VelaFigures, spec: EthosUCompileSpec) -> bool:
+def _spills_activations(figures: VelaEstimates, spec: EthosUCompileSpec) -> bool:
     """Whether activations are in DRAM and more than half of the SRAM cache is used; else Vela builds no cascades."""
     limit = figures.sram_limit or 0
     return spec.configuration.arena_on_second_port and 2 * figures.sram_bytes > limit
@@ -139,7 +139,7 @@ def _try_compile(spec: EthosUCompileSpec, flatbuffer: bytes, rest: dict[str, Any
         return None
 
 
-def _vela_figures(payload: Payload) -> VelaFigures:
+def _vela_figures(payload: Payload) -> VelaEstimates:
     assert payload.vela is not None, "of an Ethos-U"
     return payload.vela
 

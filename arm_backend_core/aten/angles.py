@@ -32,7 +32,7 @@ _DATA_MOVEMENT_OPS += [aten.transpose.int, aten.slice.Tensor, aten.select.int]
 _PRODUCT_OPS = (aten.mul.Tensor, aten.mul.Scalar, aten.matmul.default, aten.bmm.default)
 
 
-def reduce_angles(module: GraphModule) -> None:
+def reduce_angle_range(module: GraphModule) -> None:
     """Reduce the operands of float32 cos and sin modulo one turn if they are integers times constants."""
     builder = _PhaseBuilder(module)
     for target in (aten.cos.default, aten.sin.default):

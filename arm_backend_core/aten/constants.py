@@ -34,7 +34,7 @@ class Constants:
         return self._values[node]
 
 
-def fold_weights(module: GraphModule) -> None:
+def fold_constant_weights(module: GraphModule) -> None:
     """Fold weights and biases that the graph computes from parameters, as in weight standardization, into buffers."""
     constants = Constants(module)
     for node in list(module.graph.nodes):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from arm_backend_core.backends.payload import Payload, VelaFigures
+from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa.graph import Graph
@@ -62,7 +62,7 @@ def dump_artifacts(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, paylo
     return [str(path) for path in write_files(folder, delegate, files)]
 
 
-def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
+def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaEstimates | None) -> bytes:
     """Origins of the TOSA operators and Vela's estimates, as JSON."""
     operators = [
         {"index": i, "tosa": op.kind, "output": op.output.name, **asdict(origin)}

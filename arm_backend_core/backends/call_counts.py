@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
 
 
@@ -15,12 +15,12 @@ def set_call_count(record: Delegate, calls: int) -> Delegate:
     return replace(record, calls=calls, vela=record.vela and multiply_figures(record.vela, calls))
 
 
-def multiply_figures(vela: VelaFigures, calls: int) -> VelaFigures:
+def multiply_figures(vela: VelaEstimates, calls: int) -> VelaEstimates:
     """Multiply the additive estimates, which Vela makes for one call, by the number of calls."""
     rows: dict[str, Any] = {
         name: tuple(_multiply_fields(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
     }
-    return replace(cast("VelaFigures", _multiply_fields(vela, calls)), **rows)
+    return replace(cast("VelaEstimates", _multiply_fields(vela, calls)), **rows)
 
 
 #: Fields of a delegate, an operation or a memory that add up over calls. Peaks and sizes do not add up.

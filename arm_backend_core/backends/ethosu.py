@@ -21,7 +21,7 @@ from arm_backend_core.backends.payload import (
     MemoryUse,
     Payload,
     TensorAllocation,
-    VelaFigures,
+    VelaEstimates,
     block_stream,
     io_block,
 )
@@ -139,7 +139,7 @@ def _stream(answer: dict[str, Any]) -> bytes:
     )
 
 
-def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaFigures:
+def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
     report, configuration = answer["report"], spec.configuration
     memories = tuple(
         MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
@@ -152,7 +152,7 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         peak["OnChipFlash"] = report["readOnlyPeakUsage"]
         peak["Sram"] = peak.get("Sram", 0) - report["readOnlyPeakUsage"]
     is_limited = configuration.arena_cache_size < configuration.address_space
-    return VelaFigures(
+    return VelaEstimates(
         npu_cycles=report["npuCycles"],
         total_cycles=report["totalCycles"],
         core_clock=configuration.core_clock,
@@ -225,7 +225,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
     return tuple(layers)
 
 
-def _per_layer_csv(figures: VelaFigures) -> bytes:
+def _per_layer_csv(figures: VelaEstimates) -> bytes:
     memories = [memory.name for memory in figures.memories]
     text = io.StringIO(newline="")
     writer = csv.writer(text)

@@ -91,7 +91,7 @@ class TensorAllocation:
 
 
 @dataclass(frozen=True)
-class VelaFigures:
+class VelaEstimates:
     """Vela's estimates for one delegate, per inference. They equal what Vela's command line prints.
 
     Attributes:
@@ -149,7 +149,7 @@ class Payload:
     """
 
     data: bytes
-    vela: VelaFigures | None = None
+    vela: VelaEstimates | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
     def extra_compile_specs(self) -> list[CompileSpec]:

@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc, to_nhwc_image
-from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -291,7 +291,7 @@ def _depthwise_conv(
     supported_stride = tuple(max(step for step in range(1, largest_stride + 1) if full % step == 0) for full in stride)
     value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=supported_stride, **attrs), sums)
     for axis, (full, step) in enumerate(zip(stride, supported_stride, strict=True), 1):
-        value = take(cx.b, value, axis, range(0, value.shape[axis], full // step))
+        value = gather_constant(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value
 
 

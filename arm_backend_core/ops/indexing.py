@@ -29,7 +29,7 @@ _FEW_SLICES = 8  #: up to so many runs, slices are assumed to be cheaper than a 
 _MAX_SLICES = 1024  #: RAFT samples 12,544 single elements: the CPU is faster, and Vela takes minutes
 
 
-def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
+def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     """x[indices] along one axis for constant indices: slices of consecutive runs, repetitions, or a GATHER."""
     lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
@@ -40,7 +40,7 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     if len(starts) - 1 > _FEW_SLICES:
         even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
         if list(indices) == list(even):
-            return take_strided(b, x, axis, even)
+            return strided_slice(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
@@ -50,7 +50,7 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
-def take_strided(b: Builder, x: Value, axis: int, places: range) -> Value:
+def strided_slice(b: Builder, x: Value, axis: int, places: range) -> Value:
     """x[places] along one axis for a range with a step.
 
     The axis is split into groups of ``step`` elements, of which one is kept. An incomplete last group is padded.
@@ -161,7 +161,7 @@ def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
         pairs = zip(index_values, sizes, strict=True)
         known = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
         flat = np.ravel_multi_index(known, sizes).reshape(-1)
-        return cx.b.reshape(take(cx.b, value, first, flat.tolist()), cx.shape)
+        return cx.b.reshape(gather_constant(cx.b, value, first, flat.tolist()), cx.shape)
     places = _wrap_negative(cx, index_values[0], sizes[0])
     for computed, size in zip(index_values[1:], sizes[1:], strict=True):
         places = cx.b.mul(places, cx.b.const(np.full((), size), DType.INT32))
@@ -183,7 +183,7 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
     picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
     if picked[0] > picked[-1]:
         x, picked = b.reverse(x, axis), x.shape[axis] - 1 - picked
-    return take(b, x, axis, picked.tolist())
+    return gather_constant(b, x, axis, picked.tolist())
 
 
 @op(aten.gather.default, kind=Kind.SHARED)

@@ -84,7 +84,7 @@ def _build_table(
         qparams: arguments of the result's ``QParams``.
 
     Returns:
-        The angle of ``sinusoid_angle`` (0 for other functions), the entries, their scale, and the corrections
+        The angle of ``find_phase_step`` (0 for other functions), the entries, their scale, and the corrections
         (``_correction_tables``).
     """
     samples, q = np.frombuffer(sample_bytes), QParams(*qparams)
@@ -101,7 +101,7 @@ def _build_table(
     if np.abs(np.diff(entries)).max() > Q15_MAX:
         table_q = replace(table_q, scale=2 * float(table_q.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
         entries = _quantize_entries(points, table_q)
-    angle = sinusoid_angle(samples) if is_int16 else 0.0
+    angle = find_phase_step(samples) if is_int16 else 0.0
     corrections = list(_correction_tables(samples, defined, entries, table_q, q)) if is_int16 and not angle else []
     return angle, entries, float(table_q.scale), corrections
 
@@ -111,7 +111,7 @@ def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversamp
     return np.asarray(function(q.dequantize(_INDEX / oversampling)), dtype=np.float64)
 
 
-def sinusoid_angle(samples: Array) -> float:
+def find_phase_step(samples: Array) -> float:
     """Phase difference of neighbouring samples, if they are of a sinusoid that a TABLE interpolates badly; else 0.
 
     The limit is an interpolation error of 2**-8 of the amplitude.

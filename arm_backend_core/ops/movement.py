@@ -13,7 +13,7 @@ import torch
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
-from arm_backend_core.ops.indexing import take, take_strided
+from arm_backend_core.ops.indexing import gather_constant, strided_slice
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -141,7 +141,7 @@ def slice_(
 ) -> Value:
     """x[start:end:step] along one dimension."""
     axis = _normalize_axis(cx, dim, x.rank)
-    return take_strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
+    return strided_slice(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 
 
 @op(aten.roll.default, **_SHARED)
@@ -150,7 +150,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = _normalize_axis(cx, dim, value.rank)
-        value = take(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
+        value = gather_constant(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
     return cx.b.reshape(value, cx.shape)
 
 
@@ -212,7 +212,9 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
         kept = range(size)[max(-before, 0) : size - max(-after, 0)]
-        result = take(cx.b, result, axis, [_PADDING_INDEX[mode](j, size, kept) for j in range(-before, size + after)])
+        result = gather_constant(
+            cx.b, result, axis, [_PADDING_INDEX[mode](j, size, kept) for j in range(-before, size + after)]
+        )
     return result
 
 

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc_image
-from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import reduce_mean
 from arm_backend_core.ops.registry import Kind, op
@@ -110,8 +110,8 @@ def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tupl
     starts = b.reshape(dense, (n, dy, dx, *dense.shape[1:]))
     image = b.reshape(b.transpose(starts, (0, 3, 1, 4, 2, 5)), (n, dense.shape[1] * dy, dense.shape[2] * dx, c))
     used = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
-    image = take(b, image, 1, range(0, used[0], window.stride[0]))
-    return take(b, image, 2, range(0, used[1], window.stride[1]))
+    image = gather_constant(b, image, 1, range(0, used[0], window.stride[0]))
+    return gather_constant(b, image, 2, range(0, used[1], window.stride[1]))
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)

@@ -14,7 +14,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc
-from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -117,7 +117,7 @@ def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: flo
     exact = all(sampling.nearest() == expected for sampling, expected in zip(samplings, indices, strict=True))
     if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
-    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, indices[0]), 2, indices[1]))
+    return to_nchw(cx.b, gather_constant(cx.b, gather_constant(cx.b, image, 1, indices[0]), 2, indices[1]))
 
 
 def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:

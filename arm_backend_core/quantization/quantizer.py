@@ -10,9 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
-from arm_backend_core.aten.angles import reduce_angles
+from arm_backend_core.aten.angles import reduce_angle_range
 from arm_backend_core.aten.batch_norm import fold_batch_norms
-from arm_backend_core.aten.constants import fold_weights
+from arm_backend_core.aten.constants import fold_constant_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.high_rank import reduce_ranks
@@ -99,13 +99,13 @@ class ArmQuantizer(Quantizer):
                 f"{describe_node(aliased_write)} writes in place to memory that other tensors share: {advice}"
             )
         _set_attribute_values(model)
-        fold_weights(model)
+        fold_constant_weights(model)
         fold_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
         reduce_ranks(model)
-        fold_weights(model)
-        reduce_angles(model)
+        fold_constant_weights(model)
+        reduce_angle_range(model)
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         bound_masks(model)

@@ -19,7 +19,7 @@ EXTENSIONS = tuple(name for names in _EXTENSIONS_BY_PROFILE.values() for name in
 #: Extension -> first TOSA version that has it, if that is not 1.0.
 _MIN_VERSION = {"mxfp": (1, 1)}
 #: ExecuTorch's name of an extension -> TOSA's name.
-SYNONYMS = {"cf": "controlflow", "var": "variable"}
+EXTENSION_SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Target:
             ValueError: the version is not supported, a part is unknown, no profile is named, or an extension lacks its
                 profile.
         """
-        version, *parts = (SYNONYMS.get(part, part) for part in spec.split("+"))
+        version, *parts = (EXTENSION_SYNONYMS.get(part, part) for part in spec.split("+"))
         min_version = max((_MIN_VERSION.get(part, (1, 0)) for part in parts), default=(1, 0))
         if version not in ("TOSA-1.0", "TOSA-1.0.0") and (version != "TOSA-1.1" or min_version != (1, 1)):
             only = ", ".join(f"'{name}'" for name in _MIN_VERSION)

@@ -20,7 +20,7 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
 
 #: Prefixes of section names in an ``.ini``.
-SYSTEM, MEMORY = "System_Config.", "Memory_Mode."
+SYSTEM_CONFIG, MEMORY_MODE = "System_Config.", "Memory_Mode."
 #: Flag that the compile spec sets itself -> what the user can set instead.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
@@ -45,26 +45,26 @@ class Npu:
         return f"{self.family}-{self.macs}"
 
 
-def npus() -> tuple[Npu, ...]:
+def list_npus() -> tuple[Npu, ...]:
     """All NPUs that the installed Vela compiles for."""
     parsed = (name.rsplit("-", 1) for name in vela.query_capabilities().accelerators)
     return tuple(Npu(family, int(macs)) for family, macs in parsed)
 
 
-def families() -> tuple[str, ...]:
+def list_families() -> tuple[str, ...]:
     """NPU families, for example ``ethos-u55``, in Vela's order."""
-    return tuple(dict.fromkeys(npu.family for npu in npus()))
+    return tuple(dict.fromkeys(npu.family for npu in list_npus()))
 
 
-def macs(family: str) -> tuple[int, ...]:
+def list_macs(family: str) -> tuple[int, ...]:
     """MACs per cycle of each variant of ``family``.
 
     Raises:
         ValueError: the family is unknown.
     """
-    if family not in families():
-        raise ValueError(_format_error("family", family, "Vela knows no such NPU", families()))
-    return tuple(npu.macs for npu in npus() if npu.family == family)
+    if family not in list_families():
+        raise ValueError(_format_error("family", family, "Vela knows no such NPU", list_families()))
+    return tuple(npu.macs for npu in list_npus() if npu.family == family)
 
 
 def npu(target: str) -> Npu:
@@ -73,18 +73,18 @@ def npu(target: str) -> Npu:
     Raises:
         ValueError: it is not a string, the family is unknown, or the family has no such number of MACs.
     """
-    names = tuple(item.name for item in npus())
+    names = tuple(item.name for item in list_npus())
     if not isinstance(target, str):
         raise ValueError(_format_error("target", target, "it must be a string", names))
-    if target.lower() in families():
-        allowed = tuple(item.name for item in npus() if item.family == target.lower())
+    if target.lower() in list_families():
+        allowed = tuple(item.name for item in list_npus() if item.family == target.lower())
         raise ValueError(_format_error("target", target, "the number of MACs is missing", allowed))
     family, _, number = target.lower().rpartition("-")
-    if family not in families() or not number.isdigit():
+    if family not in list_families() or not number.isdigit():
         raise ValueError(_format_error("target", target, "Vela knows no such NPU", names))
-    if int(number) not in macs(family):
-        allowed = tuple(f"{family}-{count}" for count in macs(family))
-        nearest = min(macs(family), key=lambda count: abs(count - int(number)))
+    if int(number) not in list_macs(family):
+        allowed = tuple(f"{family}-{count}" for count in list_macs(family))
+        nearest = min(list_macs(family), key=lambda count: abs(count - int(number)))
         reason = f"{family} has no configuration with {number} MACs"
         raise ValueError(_format_error("target", target, reason, allowed, f"{family}-{nearest}"))
     return Npu(family, int(number))
@@ -117,8 +117,8 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), what="Shipped with Vela"))
 
 
-def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
-    """Names of the system configurations (``kind`` is ``SYSTEM``) or memory modes (``MEMORY``) in the file.
+def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
+    """Names of the system configurations (``kind`` is ``SYSTEM_CONFIG``) or memory modes (``MEMORY_MODE``) in the file.
 
     Raises:
         ValueError: there is no such file, or it is not in ini format.
@@ -153,7 +153,7 @@ def configure(
     """
     path = config_path(config_ini)
     _check_system_config(target, system_config, path)
-    modes = sections(path, MEMORY)
+    modes = list_sections(path, MEMORY_MODE)
     if memory_mode not in modes:
         raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
     extra = split_flags(flags)
@@ -239,7 +239,7 @@ def _family_in_name(system_config: str) -> str | None:
 
 def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     """Raise ValueError if the file lacks the system configuration, or its name contains another NPU family."""
-    names = sections(path, SYSTEM)
+    names = list_sections(path, SYSTEM_CONFIG)
     # Vela accepts any system configuration for any NPU, and estimates with its clock and memories. A name with a
     # family describes a system with that family. User-defined names without a family are accepted.
     allowed = [name for name in names if _family_in_name(name) in (target.family, None)]

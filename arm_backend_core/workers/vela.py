@@ -15,7 +15,7 @@ from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 #: Major and minor version of Vela; workarounds and estimates depend on them.
 Release = tuple[int, int]
 #: Supported releases. The miscompilations of other releases are unknown.
-RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
+SUPPORTED_RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
 PACKAGE = "ethos-u-vela"
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
@@ -94,13 +94,13 @@ def installed_release() -> Release:
     """
     text = version()
     installed = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
-    for release in RELEASES:
+    for release in SUPPORTED_RELEASES:
         if installed == release:
             return release
-    (major, minor), (last_major, last_minor) = min(RELEASES), max(RELEASES)
+    (major, minor), (last_major, last_minor) = min(SUPPORTED_RELEASES), max(SUPPORTED_RELEASES)
     raise ArmBackendError(
         f"Vela {text} is not supported; supported releases are "
-        f"{' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
+        f"{' and '.join(f'{major}.{minor}' for major, minor in SUPPORTED_RELEASES)}: "
         "other versions may miscompile graphs. Install one of these with: "
         f"pip install '{PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}'"
     )

@@ -101,7 +101,7 @@ class _NotThirdParty(logging.Filter):
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Silence third-party warnings and logs inside the block; filters and handlers are restored afterwards.
 
     Imports PyTorch and ExecuTorch, silenced. Warnings of user modules and of this package still appear.

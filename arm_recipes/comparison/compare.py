@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, decibels, sum_errors, sum_losses
-from arm_recipes._internal.messages import progress_bar, quiet
+from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes.comparison.accuracy import Accuracy, Metric, compute_metric, compute_top1_accuracy
 from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.dispatch import run_samples
@@ -54,7 +54,7 @@ def compare_with_model(
     """See ``ExportResult.compare``."""
     start = time.perf_counter()
     _check_arguments(metric, layers, workers)
-    with quiet():
+    with suppress_warnings():
         record = _find_method(result, method)
         _check_unchanged(result, method)
         prepared = prepare_samples(result.patterns[method], method, samples, labels, metric)
@@ -117,7 +117,7 @@ def compare(
     """
     start = time.perf_counter()
     _check_arguments(metric, layers, workers)
-    with quiet():
+    with suppress_warnings():
         (spec_a, notes_a), (spec_b, notes_b) = (
             _spec_of_argument(x, name, method, layers) for x, name in ((a, "a"), (b, "b"))
         )

@@ -20,9 +20,9 @@ def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, 
         key: key of the job; a process unpickles a job once.
         job: pickled job as an array: joblib shares one copy between all tasks, in shared memory or on a cluster.
     """
-    from arm_recipes._internal.messages import quiet
+    from arm_recipes._internal.messages import suppress_warnings
 
-    with quiet():
+    with suppress_warnings():
         if key not in _runners:
             from arm_recipes.comparison.worker_job import SampleRunner
 

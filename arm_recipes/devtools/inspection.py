@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from arm_recipes._internal.messages import quiet
+from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.devtools.calls import Call, collect_calls
 from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_buffer_bytes, log_events
 from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
@@ -143,7 +143,7 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
     from arm_recipes.devtools.etdump import parse_metadata
 
     dump = Method(result, method).dump(tensors)
-    with quiet(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
+    with suppress_warnings(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
         Path(file.name).write_bytes(dump.debug)
         return Inspector(
             etdump_data=dump.etdump,

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, Pattern
-    from arm_recipes.samples.sizes import SizedMethod
+    from arm_recipes.samples.sizes import ShapeVariants
 
 
 @dataclass(frozen=True)
-class Parts:
+class ExportObjects:
     """The PyTorch and ExecuTorch objects of an export.
 
     Attributes:
@@ -59,14 +59,14 @@ class Artifact:
     report: Report
     patterns: dict[str, Pattern]
     out_specs: dict[str, Any]
-    sized: Mapping[str, SizedMethod]
+    sized: Mapping[str, ShapeVariants]
     recipe: ExportRecipe | None
-    make_parts: Callable[[], Parts]
+    make_parts: Callable[[], ExportObjects]
     cached_pieces: Sequence[bytes] | None = None
     _program: Program | None = field(default=None, init=False)
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> ExportObjects:
         """The PyTorch and ExecuTorch objects of the export."""
         return self.make_parts()
 

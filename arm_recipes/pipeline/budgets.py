@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
     from arm_recipes._internal.rendering import Section
     from arm_recipes.pipeline.artifact import Artifact
@@ -75,7 +75,7 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int, optimise: str) -> str:
+def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optimise: str) -> str:
     text = (
         f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
         f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes._internal.frozen_gc import frozen_gc
-from arm_recipes._internal.messages import quiet, record_warnings, warn
+from arm_recipes._internal.messages import record_warnings, suppress_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
-from arm_recipes.samples.sizes import SizedMethod, Sizes, expand_sizes
+from arm_recipes.samples.sizes import ShapeVariants, Sizes, expand_sizes
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.cache.export import CachedExport
@@ -41,7 +41,7 @@ def run_export(
     samples = inputs.resolve_loaders(samples)
     examples = inputs.examples_by_method(samples, models)
     notes = [] if sizes or dynamic_shapes else inputs.batch_notes(samples, models, examples)
-    sized: dict[str, SizedMethod] = {}
+    sized: dict[str, ShapeVariants] = {}
     if sizes is not None:
         models, examples, sized = expand_sizes(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
@@ -84,7 +84,7 @@ def _run(
     from arm_backend_core import events
 
     notes = list(input_notes)
-    with frozen_gc(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+    with frozen_gc(), suppress_warnings(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")

@@ -31,7 +31,7 @@ from arm_backend_core.program import user_inputs
 from arm_recipes._internal.error_location import describe, is_user_message
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
-from arm_recipes.pipeline.artifact import Artifact, Parts
+from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.float_tensors import float_reference
 from arm_recipes.pipeline.methods import check_state, name_state, share_state_in_plan
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
@@ -42,7 +42,7 @@ from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import SizedMethod
+from arm_recipes.samples.sizes import ShapeVariants
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
 from arm_recipes.stages.quantize import FastQuantizeStage, FloatProgram
@@ -100,7 +100,7 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
-        sized: Mapping[str, SizedMethod] = MappingProxyType({}),
+        sized: Mapping[str, ShapeVariants] = MappingProxyType({}),
     ) -> None:
         self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
@@ -234,7 +234,7 @@ class Pipeline:
             notes=(*notes, *self._capture.notes, *self._notes),
         )
         float_programs = {name: of.float_program for name, of in self._methods.items() if of.float_program is not None}
-        parts = Parts(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))
+        parts = ExportObjects(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))
         patterns = {name: method.pattern for name, method in self._methods.items() if method.pattern is not None}
         out_specs = {name: self._methods[name].out_spec for name in patterns}
         return Artifact(report, patterns, out_specs, self._sized, self._recipe, lambda: parts)

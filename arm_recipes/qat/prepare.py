@@ -8,7 +8,7 @@ from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
 from arm_backend_core.quantization.fake_quant.ranges import RangeMode
-from arm_recipes._internal.messages import quiet
+from arm_recipes._internal.messages import suppress_warnings
 from arm_recipes.pipeline.export import check_recipe
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.qat.prepared import Prepared
@@ -77,7 +77,7 @@ def prepare_qat(
         raise ValueError(
             "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
-    with quiet():
+    with suppress_warnings():
         module = trainable(models)
         prepared_samples = inputs.resolve_loaders(samples)
         examples = inputs.examples_by_method(prepared_samples, models)

@@ -23,7 +23,7 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
         from arm_backend_core.targets import vela_config
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-        macs, allowed = given["macs"] or default_macs, vela_config.macs(family)
+        macs, allowed = given["macs"] or default_macs, vela_config.list_macs(family)
         if macs not in allowed:
             nearest = min(allowed, key=lambda count: abs(count - macs))
             raise ValueError(
@@ -101,9 +101,9 @@ def _with_extensions(tosa_spec: str, given: Options) -> str:
     Raises:
         ValueError: TOSA has no extension with that name.
     """
-    from arm_backend_core.targets.target import EXTENSIONS, SYNONYMS
+    from arm_backend_core.targets.target import EXTENSION_SYNONYMS, EXTENSIONS
 
-    added = [SYNONYMS.get(name, name) for name in given["extensions"] or ()]
+    added = [EXTENSION_SYNONYMS.get(name, name) for name in given["extensions"] or ()]
     added += ["mxfp"] * bool(given.get("mx"))
     for name in added:
         if name not in EXTENSIONS:

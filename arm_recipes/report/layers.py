@@ -18,7 +18,7 @@ from arm_backend_core.tosa.graph import COPY
 from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.backends.payload import Layer, VelaFigures
+    from arm_backend_core.backends.payload import Layer, VelaEstimates
     from arm_backend_core.events import Delegate
     from arm_backend_core.tosa.graph import Origin
     from arm_recipes.runtime.tosa_graph import TosaGraph
@@ -147,7 +147,7 @@ class DelegateTrace:
         return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
 
     @property
-    def vela(self) -> VelaFigures:
+    def vela(self) -> VelaEstimates:
         """Vela's estimates; only for Ethos-U delegates."""
         assert self.record.vela is not None
         return self.record.vela

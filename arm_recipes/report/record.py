@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
-    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate, Rejection
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
@@ -213,7 +213,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     return rows or [("nothing is quantized",)]
 
 
-def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
+def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
     limit = "" if vela.sram_limit is None else f" of {format_bytes(vela.sram_limit)}"
     exceeded = " (exceeds the limit of the memory mode)" if vela.sram_exceeded else ""
     return [

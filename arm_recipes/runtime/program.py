@@ -18,7 +18,7 @@ from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
-from arm_recipes.runtime.shape_variants import Pad, SizedMethod
+from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
 from arm_recipes.runtime.signature import Signature, Value, read_signature, read_sized_methods, verify_checksum
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Program:
             return self._execute(method, inputs)
 
     def _run_sized(
-        self, sized: SizedMethod, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
+        self, sized: StoredShapeVariants, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
         first, *_ = sized.methods
         inputs = bind_arguments(sized.name, self.signature(first), tensors, named)

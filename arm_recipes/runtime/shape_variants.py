@@ -16,7 +16,7 @@ Pad = float | Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class SizedMethod:
+class StoredShapeVariants:
     """A method with shape variants, as the program stores it. ``arm_recipes.samples.sizes`` creates it at export.
 
     Attributes:
@@ -32,7 +32,7 @@ class SizedMethod:
     outputs: list[dict[int, str]]
 
     @classmethod
-    def from_dict(cls, name: str, stored: Mapping[str, Any]) -> SizedMethod:
+    def from_dict(cls, name: str, stored: Mapping[str, Any]) -> StoredShapeVariants:
         """Read the JSON object of a method."""
         sides = (
             [{int(axis): dim for axis, dim in axes.items()} for axes in stored[side]] for side in ("inputs", "outputs")

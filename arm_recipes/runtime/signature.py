@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor
-from arm_recipes.runtime.shape_variants import SizedMethod
+from arm_recipes.runtime.shape_variants import StoredShapeVariants
 from arm_recipes.runtime.tensor_info import TensorInfo
 
 #: Key of the metadata in the program's named data. The runtime reads named data only on request.
@@ -170,11 +170,11 @@ def read_reference_digest(program: PteProgram) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def read_sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
+def read_sized_methods(program: PteProgram) -> dict[str, StoredShapeVariants]:
     """Methods that were exported in several sizes, by name; empty if the metadata is malformed."""
     try:
         methods = {
-            name: SizedMethod.from_dict(name, stored)
+            name: StoredShapeVariants.from_dict(name, stored)
             for name, stored in dict(_read_metadata(program).get("sized") or {}).items()
         }
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -23,7 +23,7 @@ Axes = dict[int, Any]
 
 
 @dataclass
-class SizedMethod:
+class ShapeVariants:
     """A method with dynamic shapes, exported once per combination of sizes.
 
     Attributes:
@@ -60,7 +60,7 @@ class SizedMethod:
 
 def expand_sizes(
     models: Mapping[str, Model], examples: Examples, dynamic_shapes: Any, sizes: Sizes
-) -> tuple[dict[str, Model], Examples, dict[str, SizedMethod]]:
+) -> tuple[dict[str, Model], Examples, dict[str, ShapeVariants]]:
     """Replace each method that has dynamic shapes by one method per combination of sizes.
 
     Each sample calibrates the method with the largest sizes that it covers, truncated to these sizes. The first sample
@@ -74,7 +74,7 @@ def expand_sizes(
     """
     is_by_method = isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys()
     by_method = dynamic_shapes if is_by_method else {"forward": dynamic_shapes}
-    sized: dict[str, SizedMethod] = {}
+    sized: dict[str, ShapeVariants] = {}
     all_models: dict[str, Model] = {}
     all_examples: Examples = {}
     known: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def expand_sizes(
         plain = [{axis: dim.__name__ for axis, dim in leaf.items() if _root(dim) is dim} for leaf in axes]
         tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
         inputs = [leaf for leaf, tensor in zip(plain, tensors, strict=True) if isinstance(tensor, torch.Tensor)]
-        sized[method] = SizedMethod(named, inputs)
+        sized[method] = ShapeVariants(named, inputs)
     for name in sizes:
         if name not in known:
             listed = ", ".join(f"'{dim}'" for dim in known) or "none with a name"

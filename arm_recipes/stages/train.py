@@ -28,7 +28,7 @@ from arm_backend_core.quantization.fake_quant.program import (
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
-from arm_recipes._internal.messages import ExportError, quiet
+from arm_recipes._internal.messages import ExportError, suppress_warnings
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, Pattern
 from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, algorithms_of, is_quantized
@@ -190,7 +190,7 @@ class FakeQuantizedModel(torch.nn.Module):
             if self._forms and isinstance(self.model, GraphModule):
                 self._pattern.check(sample, "the call")  # a captured graph has fixed shapes
             example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
-            with quiet(), inputs.evaluation_mode({METHOD: self.model}):
+            with suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
                     equalize_model(program, named_tensors(self.model))

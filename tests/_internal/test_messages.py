@@ -18,7 +18,7 @@ from torch import nn
 
 import arm_recipes
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
-from arm_recipes._internal.messages import quiet, warn
+from arm_recipes._internal.messages import suppress_warnings, warn
 
 
 def _warn_from(module: str) -> None:
@@ -29,7 +29,7 @@ def test_third_party_warnings_are_silenced_and_filters_restored() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         before = list(warnings.filters)
-        with quiet():
+        with suppress_warnings():
             for module in (
                 "torch",
                 "torch.export._trace",
@@ -52,7 +52,7 @@ def test_third_party_log_lines_are_silenced() -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     try:
-        with quiet():
+        with suppress_warnings():
             logger.warning("noise")
             logger.error("noise")
             root.handle(logging.LogRecord("root", 40, "/x/site-packages/executorch/a.py", 1, "noise", (), None))
@@ -66,7 +66,7 @@ def test_third_party_log_lines_are_silenced() -> None:
 def test_no_handler_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
-    with quiet():
+    with suppress_warnings():
         logging.info("installs a handler if there is none")
     assert root.handlers == []
 

@@ -363,7 +363,7 @@ def test_release_of_vela_that_is_not_supported(version: str, monkeypatch: pytest
 
 def test_the_supported_releases_of_vela_are_those_that_pip_installs() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    (major, minor), (last_major, last_minor) = min(vela.RELEASES), max(vela.RELEASES)
+    (major, minor), (last_major, last_minor) = min(vela.SUPPORTED_RELEASES), max(vela.SUPPORTED_RELEASES)
     wanted = f"{vela.PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}"
     extras = project["optional-dependencies"]
     assert extras["ethosu"] == [wanted]

@@ -80,13 +80,17 @@ def test_every_possible_combination_has_a_row(eight: Sweep) -> None:
 
 def test_defaults_are_all_that_vela_has() -> None:
     found = _configurations(None)
-    assert {c.spec.accelerator for c in found} == {npu.name for npu in vela_config.npus()}
-    assert {c.spec.memory_mode for c in found} == set(vela_config.sections("Arm/vela.ini", vela_config.MEMORY))
+    assert {c.spec.accelerator for c in found} == {npu.name for npu in vela_config.list_npus()}
+    assert {c.spec.memory_mode for c in found} == set(
+        vela_config.list_sections("Arm/vela.ini", vela_config.MEMORY_MODE)
+    )
     assert {c.spec.system_config for c in found} == {U55, "Ethos_U65_High_End", U85}
     # The U55 writes to SRAM only.
     assert {c.spec.memory_mode for c in found if "U55" in c.recipe} == {"Sram_Only", "Shared_Sram"}
     everything = _configurations("all")
-    assert {c.spec.system_config for c in everything} == set(vela_config.sections("Arm/vela.ini", vela_config.SYSTEM))
+    assert {c.spec.system_config for c in everything} == set(
+        vela_config.list_sections("Arm/vela.ini", vela_config.SYSTEM_CONFIG)
+    )
     assert {c.spec.configuration for c in found} < {c.spec.configuration for c in everything}
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from arm_backend_core.workers.vela import RELEASES
+from arm_backend_core.workers.vela import SUPPORTED_RELEASES
 from tests.models import expectations, zoo
 
 BEFORE = {"program_bytes": 20_000, "sqnr_db": 30.0}
@@ -36,7 +36,7 @@ def test_the_file_has_every_model_and_recipe_and_no_other() -> None:
     recipes = [recipe.name for recipe in expectations.GATED]
     known = expectations.known()
     assert {model: list(of_model) for model, of_model in known.items()} == dict.fromkeys(zoo.NAMES, recipes)
-    releases = [f"vela {major}.{minor}" for major, minor in RELEASES]
+    releases = [f"vela {major}.{minor}" for major, minor in SUPPORTED_RELEASES]
     for model, recipe in itertools.product(zoo.NAMES, recipes):
         found = [name for name, value in known[model][recipe].items() if isinstance(value, dict)]
         assert found == (releases if recipe.startswith("ETHOSU") else []), (model, recipe)

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from arm_backend_core.backends.payload import VelaFigures
+from arm_backend_core.backends.payload import VelaEstimates
 from arm_backend_core.events import BoundaryTensor, Delegate
 from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.report.record import MethodReport, Quantization
@@ -15,7 +15,7 @@ from arm_recipes.report.report import Report
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
-VELA = VelaFigures(
+VELA = VelaEstimates(
     npu_cycles=90_000,
     total_cycles=100_000,
     core_clock=1e9,

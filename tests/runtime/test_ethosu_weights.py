@@ -11,7 +11,7 @@ import pytest
 
 from arm_backend_core.backends import ethosu, ethosu_weights
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.backends.payload import Payload, VelaFigures
+from arm_backend_core.backends.payload import Payload, VelaEstimates
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
@@ -42,7 +42,7 @@ FLATBUFFER = program(_steps, ((1, 1, 1, CHANNELS), DType.INT8))
 INPUTS = [np.random.default_rng(1).integers(-128, 128, (1, 1, 1, CHANNELS)).astype(np.int8)]
 
 
-def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -> tuple[Payload, VelaFigures]:
+def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -> tuple[Payload, VelaEstimates]:
     spec = EthosUCompileSpec(accelerator, memory_mode=memory_mode, extra_flags=flags)
     payload = compile_ethosu(FLATBUFFER, spec, delegate="", locate=lambda _: None)
     assert payload.vela is not None
@@ -50,10 +50,10 @@ def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -
 
 
 @pytest.fixture
-def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaFigures]]:
+def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaEstimates]]:
     """``_compiled``, with what Vela wrote."""
 
-    def compiled(*arguments: str, **options: str) -> tuple[Payload, VelaFigures]:
+    def compiled(*arguments: str, **options: str) -> tuple[Payload, VelaEstimates]:
         with monkeypatch.context() as patch:
             patch.setattr(ethosu, "cache_weights_in_sram", lambda answer, configuration: None)
             return _compiled(*arguments, **options)
@@ -83,7 +83,7 @@ def test_layers_are_found_where_they_moved(as_vela: Callable[..., Any]) -> None:
     payload, figures = _compiled("ethos-u55-128")
     velas, before = as_vela("ethos-u55-128")
 
-    def starts(payload: Payload, figures: VelaFigures) -> list[int]:
+    def starts(payload: Payload, figures: VelaEstimates) -> list[int]:
         words = struct.unpack(f"<{(len(stream := read_payload(payload.data).commands) - 32) // 4}I", stream[32:])
         return [words[at // 4] for layer in figures.layers for at in layer.commands]
 

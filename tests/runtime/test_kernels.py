@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.cortex_m import QUANTIZE
-from arm_recipes.stages.edge.edge_manager import cortex_m_boundary
+from arm_recipes.stages.edge.edge_manager import use_cortex_m_quantize
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_programs")
@@ -61,7 +61,7 @@ def _reals() -> Tensor:
 
 def _program(model: nn.Module, inputs: tuple[Tensor, ...]) -> bytes:
     edge = to_edge(torch.export.export(model, inputs), compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    cortex_m_boundary(edge)
+    use_cortex_m_quantize(edge)
     return bytes(edge.to_executorch().buffer)
 
 
@@ -167,7 +167,7 @@ def test_bad_arguments(
 def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(4, dtype=torch.float16)
     edge = to_edge(torch.export.export(_Quantize(), (x,)), compile_config=EdgeCompileConfig(_check_ir_validity=False))
-    assert cortex_m_boundary(edge) == []  # which leaves half precision to ExecuTorch's own kernel
+    assert use_cortex_m_quantize(edge) == []  # which leaves half precision to ExecuTorch's own kernel
     (node,) = (node for node in edge.exported_program().graph.nodes if node.op == "call_function")
     assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).run(x)[0].dtype == torch.int8
     node.target = QUANTIZE

@@ -12,7 +12,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.workers.vela import RELEASES, Release, installed_release
+from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release, installed_release
 from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
@@ -57,7 +57,7 @@ class Mistake:
     inputs: tuple[Input, ...]
     made: tuple[str, ...]
     accelerators: tuple[str, ...] = _ALL
-    releases: tuple[Release, ...] = RELEASES
+    releases: tuple[Release, ...] = SUPPORTED_RELEASES
 
     @property
     def wrong(self) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ def _edge() -> EdgeProgramManager:
 def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
     manager = _edge()
     with pytest.warns(ArmRecipesWarning) as caught:
-        assert edge_manager.quantized_io(manager) == []
+        assert edge_manager.remove_io_casts(manager) == []
     texts = [str(warning.message) for warning in caught if warning.category is ArmRecipesWarning]
     assert len(texts) == 2
     assert "input 1 ('y') of 'forward' stays float; it is used by" in texts[0]
@@ -56,7 +56,7 @@ def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
 
 def test_cortex_m_boundary_replaces_all_that_are_left() -> None:
     manager = _edge()
-    assert edge_manager.cortex_m_boundary(manager) == []
+    assert edge_manager.use_cortex_m_quantize(manager) == []
     targets = [str(node.target) for node in manager.exported_program().graph.nodes]
     assert not any("quantized_decomposed" in target for target in targets)
     assert sum("cortex_m.quantize_per_tensor" in target for target in targets) == 4

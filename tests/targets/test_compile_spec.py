@@ -71,16 +71,16 @@ def test_defaults_per_family(target: str, system_config: str, memory_mode: str) 
 
 
 def test_every_npu_of_vela_is_accepted() -> None:
-    assert vela_config.macs("ethos-u55") == (32, 64, 128, 256)
-    for npu in vela_config.npus():
+    assert vela_config.list_macs("ethos-u55") == (32, 64, 128, 256)
+    for npu in vela_config.list_npus():
         assert EthosUCompileSpec(npu.name.upper()).accelerator == npu.name
 
 
 def test_own_config_file(board: str) -> None:
     spec = EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=board)
     assert spec.configuration.core_clock == 400e6
-    assert vela_config.sections(board, vela_config.SYSTEM) == ("My_Board",)
-    assert vela_config.sections(board, vela_config.MEMORY) == ("Mine", "Spill")
+    assert vela_config.list_sections(board, vela_config.SYSTEM_CONFIG) == ("My_Board",)
+    assert vela_config.list_sections(board, vela_config.MEMORY_MODE) == ("Mine", "Spill")
 
 
 def test_flags_reach_the_compiler() -> None:
@@ -134,7 +134,7 @@ _BAD: list[tuple[Callable[[], object], list[str]]] = [
     (lambda: _u55(extra_flags="--optimise=Size"), ["extra_flags", "must be a list"]),
     (lambda: _u55(extra_flags=[1]), ["extra_flags", "not a string"]),
     (lambda: _u55(config_ini=5), ["config_ini=5", "must be a path"]),
-    (lambda: vela_config.macs("ethos-u66"), ["family='ethos-u66'", "Vela knows no such NPU"]),
+    (lambda: vela_config.list_macs("ethos-u66"), ["family='ethos-u66'", "Vela knows no such NPU"]),
     (lambda: TosaCompileSpec("TOSA-1.0+INTS"), ["tosa_spec", "INTS"]),
     (lambda: TosaCompileSpec("TOSA-1.0+int16"), ["tosa_spec", "names no profile; add '+INT', '+FP' or both"]),
     (lambda: VgfCompileSpec(compiler_flags="--x"), ["compiler_flags='--x'", "must be a list of strings"]),

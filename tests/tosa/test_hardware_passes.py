@@ -14,7 +14,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.passes import Pass, run, simplify
-from arm_backend_core.tosa.passes.space_to_depth import fold_strides
+from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
 from arm_backend_core.tosa.passes.transpose_form import sink_slices
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import compiles, graph
@@ -180,7 +180,7 @@ def test_folding_comes_to_rest() -> None:
     net = Net(U85)
     net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
     before = len(net.graph.ops)
-    fold_strides(net.graph, U85)
+    reduce_strides(net.graph, U85)
     assert len(net.graph.ops) == before
 
 

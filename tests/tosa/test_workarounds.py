@@ -24,7 +24,7 @@ from arm_backend_core.tosa.vela_workarounds.catalog import (
     find_vela_bugs,
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import Workaround
-from arm_backend_core.workers.vela import RELEASES, Release
+from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 from tests import graphs
 from tests.graphs import family
 from tests.runtime import vela_bugs
@@ -49,7 +49,7 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
     return True
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", SUPPORTED_RELEASES)
 @pytest.mark.parametrize("row", vela_bugs.MISTAKES, ids=lambda row: row.name)
 def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Mistake, release: Release) -> None:
     for accelerator in row.accelerators:
@@ -62,7 +62,7 @@ def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Mistake, r
         assert_no_vela_bugs(graph, target)
 
 
-@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("release", SUPPORTED_RELEASES)
 def test_every_mistake_has_a_graph(release: Release) -> None:
     found: set[str] = set()
     for row in vela_bugs.MISTAKES:

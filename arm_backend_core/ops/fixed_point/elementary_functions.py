@@ -16,7 +16,7 @@ from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32
 #: The inputs of the 513 entries of an int16 TABLE: every 128th value, and 32768.
-POINTS = np.arange(-32768, 32769, 128, dtype=np.float64)
+TABLE_INPUTS = np.arange(-32768, 32769, 128, dtype=np.float64)
 
 
 def reciprocal(v: FixedPoint) -> FixedPoint:
@@ -46,7 +46,7 @@ def rsqrt(v: FixedPoint) -> FixedPoint:
     shift = zeros_minus_one.shift_right(zeros_minus_one.full_like(1)) - 1
     normalized = v.with_scale(1.0).shift_left(shift + shift, (1 << 30) - 1).assume_range(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
-    inverse_root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
+    inverse_root = index.apply_table((Q15_MAX + 1) / np.sqrt(2.5 + TABLE_INPUTS * (3 / 65536)), 2.0**-15)
     peak = math.ceil((1 << 29) / math.sqrt(v.low) * (1 + 2.0**-13))
     return inverse_root.rescale(I32, 1.0).shift_left(shift, peak).with_scale(2.0**-29)
 
@@ -80,11 +80,11 @@ def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
     if v.scale < half * 2.0**-24:  # round(middle / v.scale) would exceed INT32; the dropped bits are negligible
         v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
-    return index.apply_table(np.exp(middle + POINTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
+    return index.apply_table(np.exp(middle + TABLE_INPUTS / Q15_MAX * half) / peak * Q15_MAX, peak / Q15_MAX)
 
 
 #: The mantissa m in [1, 2] at the table's points.
-_MANTISSA = 1.5 + POINTS / 65536
+_MANTISSA = 1.5 + TABLE_INPUTS / 65536
 
 
 def _normalize(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:

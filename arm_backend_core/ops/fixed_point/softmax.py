@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.fixed_point.elementary_functions import POINTS, logarithm, reciprocal
+from arm_backend_core.ops.fixed_point.elementary_functions import TABLE_INPUTS, logarithm, reciprocal
 from arm_backend_core.ops.fixed_point.reduction_view import ReductionView
 from arm_backend_core.ops.integers import Q15_MAX, Array, FixedPoint
 from arm_backend_core.qparams import QParams
@@ -172,7 +172,7 @@ def _table_index_int8(rows: ReductionView) -> _ExpTableIndex:
     """x - max has 256 values, each with its own table entry, so the error of e is only 2**-16."""
     maximum = rows.max()
     with np.errstate(over="ignore"):
-        exact = np.minimum(np.exp(POINTS / 128 * rows.x.scale) * Q15_MAX, Q15_MAX)
+        exact = np.minimum(np.exp(TABLE_INPUTS / 128 * rows.x.scale) * Q15_MAX, Q15_MAX)
     return _ExpTableIndex(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(Q15_MAX), float(Q15_MAX), exact)
 
 
@@ -193,7 +193,7 @@ def _table_index_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
         start, stride = start.rescale(I16, 0.5), 2
         reference = start.rescale(I32, 2.0) + distance
         least = one * math.exp(-scale)
-    exact = np.minimum(np.exp((POINTS / factor - distance) * scale) * one, Q15_MAX)
+    exact = np.minimum(np.exp((TABLE_INPUTS / factor - distance) * scale) * one, Q15_MAX)
     if factor < Q15_MAX:  # else the maximum and all relevant elements fall on points
         exact *= 1 - (128 * scale / factor) ** 2 / 16
     exact[0] *= factor == 1.0  # the index of smaller elements saturates there

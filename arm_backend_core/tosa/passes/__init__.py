@@ -20,7 +20,7 @@ from arm_backend_core.tosa.passes.matmul_columns import matmul_columns
 from arm_backend_core.tosa.passes.narrow import hoist_reshapes, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from arm_backend_core.tosa.passes.space_to_depth import fold_strides
+from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
 from arm_backend_core.tosa.passes.stages import (
     BLOCK_SCALED,
     BOOLEANS_LOWERED,
@@ -99,7 +99,7 @@ HARDWARE_PASSES: tuple[ScheduledPass, ...] = (
         "The folded convolution of the next pass can read beyond a SLICE that directly precedes it.",
         BOOLEANS_LOWERED,
     ),
-    ScheduledPass(fold_strides, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
+    ScheduledPass(reduce_strides, "It may add TRANSPOSEs, which the next pass lowers.", BOOLEANS_LOWERED),
     ScheduledPass(lower_transposes, "No later pass of this list adds a TRANSPOSE.", BOOLEANS_LOWERED),
     ScheduledPass(
         matmul_columns,

@@ -151,7 +151,7 @@ def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
 
     A rule must remove an operator, or move one past another in the direction that all rules share. Each operator can
     move at most as often as there are operators, which bounds the number of sweeps; a rule that splits an operator
-    (``fold_stride``: one stride into a few) adds a few more.
+    (``rewrite_strided_convolution``: one stride into a few) adds a few more.
 
     Raises:
         AssertionError: no fixpoint within the bound: two rules undo each other.

@@ -32,10 +32,10 @@ _SPLIT_STRIDE_COST = 1e12
 _MAX_IM2COL_PATCH = 256
 
 
-def fold_strides(graph: Graph, target: Target) -> None:
+def reduce_strides(graph: Graph, target: Target) -> None:
     """Rewrite every CONV2D that takes fewer estimated cycles after space-to-depth or im2col."""
     if target.hardware.npu:
-        rewrite_to_fixpoint(graph, target, {"CONV2D": [fold_stride]})
+        rewrite_to_fixpoint(graph, target, {"CONV2D": [rewrite_strided_convolution]})
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class _ConvCostModel:
         )
 
 
-def fold_stride(op: Op, rewriter: Rewriter) -> Value | None:
+def rewrite_strided_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """Replace a CONV2D by its cheapest space-to-depth or im2col candidate; None if the CONV2D is cheaper."""
     weight, build = op.inputs[1], rewriter.build
     if weight.data is None or max(op.attrs["dilation"]) > 1 or op.inputs[0].dtype not in (DType.INT8, DType.INT16):
@@ -297,10 +297,10 @@ def _im2col(build: Builder, x: Value, rows: _ConvAxis, columns: _ConvAxis, zero_
     eye = np.eye(channels).reshape(channels, rows.kernel, columns.kernel, c)
     x = build.slice(x, (0, 0, 0, 0), (n, h + min(rows.pad_after, 0), w + min(columns.pad_after, 0), c))
     pad = (rows.pad_before, max(rows.pad_after, 0), columns.pad_before, max(columns.pad_after, 0))
-    return identity_convolution(build, x, eye, pad, (rows.stride, columns.stride), zero_point)
+    return emit_identity_convolution(build, x, eye, pad, (rows.stride, columns.stride), zero_point)
 
 
-def identity_convolution(
+def emit_identity_convolution(
     build: Builder,
     x: Value,
     weight: Array,

@@ -16,7 +16,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, is_supported_by_vela, plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
-from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
+from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
 from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
 
 
@@ -116,4 +116,4 @@ def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     build = rewriter.build
     image = build.reshape(source, (1, rows, length // channels, channels))
     kernel = weight.reshape(channels * rows, rows, 1, channels)
-    return build.reshape(identity_convolution(build, image, kernel), op.output.shape)
+    return build.reshape(emit_identity_convolution(build, image, kernel), op.output.shape)

@@ -17,7 +17,7 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
-from arm_backend_core.workers.vela import RELEASES, Release
+from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 
 #: Operators that move elements and change no value. Vela may fuse them with their producer or consumer.
 DATA_MOVEMENT = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
@@ -50,7 +50,7 @@ def copy_operands_where(
     name: str,
     kinds: tuple[str, ...],
     test: Callable[[Op, Value, Rewriter], bool],
-    releases: tuple[Release, ...] = RELEASES,
+    releases: tuple[Release, ...] = SUPPORTED_RELEASES,
 ) -> Workaround[list[int]]:
     """A workaround that copies each operand for which ``test`` is true.
 

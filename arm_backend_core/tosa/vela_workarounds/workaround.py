@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.workers.vela import RELEASES, Release
+from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 
 Match = TypeVar("Match")
 
@@ -38,7 +38,7 @@ class Workaround(Generic[Match]):
     find: Callable[[Op, Rewriter], Match | None]
     rewrite: Callable[[Op, Match, Rewriter], Value]
     runs_last: bool = False
-    releases: tuple[Release, ...] = RELEASES
+    releases: tuple[Release, ...] = SUPPORTED_RELEASES
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GraphWorkaround(Generic[Match]):
     name: str
     find: Callable[[Graph, Target], Sequence[Match]]
     rewrite: Callable[[Graph, Target, Sequence[Match]], None]
-    releases: tuple[Release, ...] = RELEASES
+    releases: tuple[Release, ...] = SUPPORTED_RELEASES
 
 
 AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]

@@ -93,7 +93,7 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
     """Yield options to try instead of the current ones: other memory modes, optimization for size."""
     from arm_backend_core.targets import vela_config
 
-    for mode in vela_config.sections(spec.config_ini, vela_config.MEMORY):
+    for mode in vela_config.list_sections(spec.config_ini, vela_config.MEMORY_MODE):
         if mode != spec.memory_mode:
             yield {"memory_mode": mode}
     if spec.optimise != "size":  # otherwise it is the current setting

@@ -15,7 +15,7 @@ from arm_recipes.explore.sweep.rows import Figures
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
@@ -114,7 +114,7 @@ def _compile_all(
     return sum_figures(figures)
 
 
-def sum_figures(delegates: Sequence[VelaFigures]) -> Figures:
+def sum_figures(delegates: Sequence[VelaEstimates]) -> Figures:
     """Sum up delegates that run in sequence: add time and constants; take the maximum of working memory in SRAM."""
     return Figures(
         cycles=sum(vela.total_cycles for vela in delegates),

@@ -105,14 +105,17 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
     systems = requested["system_config"] or [None]  # the recipe's default
     if systems == [ALL]:
-        requested["system_config"], systems = None, list(vela_config.sections(ini, vela_config.SYSTEM))
-    modes = requested["memory_mode"] or vela_config.sections(ini, vela_config.MEMORY)
+        requested["system_config"], systems = (
+            None,
+            list(vela_config.list_sections(ini, vela_config.SYSTEM_CONFIG)),
+        )
+    modes = requested["memory_mode"] or vela_config.list_sections(ini, vela_config.MEMORY_MODE)
     configurations: list[Configuration] = []
     rejected: list[tuple[tuple[Any, ...], ValueError]] = []
     specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share their specs
     for recipe in names:
         family = f"ethos-{recipe.split('_')[1].lower()}"
-        for combination in product(requested["macs"] or vela_config.macs(family), systems, modes):
+        for combination in product(requested["macs"] or vela_config.list_macs(family), systems, modes):
             recipe_options = {**fixed, **dict(zip(_ARGUMENTS, combination, strict=True))}
             spec = specs.get((family, *combination))
             if spec is None:

@@ -9,7 +9,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError, progress_bar, quiet, warn
+from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
@@ -99,7 +99,7 @@ def sweep(
     requested = list_configurations(recipes, varied, fixed)
     store = ResultStore(cache_dir)
     progress_bars = _ProgressBars(progress)
-    with quiet():
+    with suppress_warnings():
         program, originals, examples, notes = capture_model(model, samples, "sweep")
         lowered, precisions = _lower_all(program, examples, requested)
         measure = AccuracyMeasurement(program, examples, originals, metric, store, progress_bars.track_samples)

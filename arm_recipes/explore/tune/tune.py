@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError, progress_bar, quiet
+from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
 from arm_recipes.explore.sweep.result_store import ResultStore
@@ -112,7 +112,7 @@ def tune(
         raise ValueError("max_drop: the SQNR of the floating-point model is infinite; use min_metric")
     precisions = _candidate_precisions(recipe, candidate_precisions, budget)
     store = ResultStore(cache_dir)
-    with quiet():
+    with suppress_warnings():
         program, originals, examples, notes = capture_model(model, samples, "tune")
         split = split_samples(program, recipe, examples, originals, test_samples, metric)
         evaluator = PlanEvaluator(program, recipe, precisions[0], split, store)

@@ -14,14 +14,14 @@ from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.pipeline.artifact import Artifact, Parts
+from arm_recipes.pipeline.artifact import Artifact, ExportObjects
 from arm_recipes.pipeline.cache.digest import NotCacheable
 from arm_recipes.pipeline.cache.key import ReadSamples, key_of
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.sample import Pattern
-from arm_recipes.samples.sizes import SizedMethod
+from arm_recipes.samples.sizes import ShapeVariants
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.pipeline import Pipeline
@@ -45,7 +45,7 @@ class CachedExport:
         recipe: ExportRecipe,
         models: Mapping[str, Model],
         examples: Examples,
-        sized: Mapping[str, SizedMethod],
+        sized: Mapping[str, ShapeVariants],
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
@@ -153,7 +153,7 @@ class _DeferredParts:
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
         ]
 
-    def __call__(self) -> Parts:
+    def __call__(self) -> ExportObjects:
         changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
         if changed is not None:
             raise ValueError(

@@ -20,7 +20,7 @@ from arm_backend_core.nodes import is_float, is_integer, operator_name
 from arm_recipes._internal.messages import warn
 
 
-def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
+def remove_io_casts(manager: EdgeProgramManager) -> Sequence[Any]:
     """Remove quantize after inputs and dequantize before outputs, so that the program takes and returns integers.
 
     Scale, zero point, range and dtype are stored in the program as constant methods such as ``forward_input0_scale``,
@@ -94,7 +94,7 @@ def lower_integer_remainder(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def written_once(manager: EdgeProgramManager) -> Sequence[Any]:
+def remove_redundant_copies(manager: EdgeProgramManager) -> Sequence[Any]:
     """Remove redundant copies of the new values of mutated inputs and buffers.
 
     If ExecuTorch retraces a method, each mutation becomes a copy on the CPU before the final write.
@@ -110,7 +110,7 @@ def written_once(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
-def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
+def use_cortex_m_quantize(manager: EdgeProgramManager) -> Sequence[Any]:
     """Replace quantize and dequantize outside the delegates by the ``cortex_m`` operators of firmware.
 
     Operators without such a kernel (per-channel weights of a CPU operator; floating-point types other than float32)
