@@ -66,16 +66,16 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
     parser.add_argument("--convert", nargs=2, metavar=("MODEL", "FILE"), help=argparse.SUPPRESS)
     parser.add_argument("--ours", nargs=2, metavar=("MODEL", "TARGET"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.convert:
-        convert(*given.convert)
-    elif given.ours:
-        print(json.dumps(ours(*given.ours)))
-    elif given.table:
-        given.table.write_text(table(_rows(given.out)))
+    arguments = parser.parse_args()
+    if arguments.convert:
+        convert(*arguments.convert)
+    elif arguments.ours:
+        print(json.dumps(ours(*arguments.ours)))
+    elif arguments.table:
+        arguments.table.write_text(table(_rows(arguments.out)))
     else:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        compare(given.models, given.targets, environment(given.environment), given.out)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        compare(arguments.models, arguments.targets, environment(arguments.environment), arguments.out)
 
 
 def _rows(file: Path) -> list[Row]:

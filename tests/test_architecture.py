@@ -27,24 +27,24 @@ MODULE_LINES = 400
 """Most lines of a module."""
 
 LONG_MODULES = {
-    "arm_backend_core.aten.decompose": 450,
-    "arm_backend_core.lowering": 511,
-    "arm_backend_core.ops.composites.movement": 449,
-    "arm_backend_core.ops.integers": 521,
-    "arm_backend_core.ops.unary": 472,
-    "arm_backend_core.quantization.ptq": 518,
-    "arm_backend_core.recurrent.roll_recurrent_loops": 478,
-    "arm_backend_core.targets.hardware": 410,
-    "arm_backend_core.tosa.builder": 581,
-    "arm_backend_core.tosa.vela_workarounds.arithmetic": 560,
-    "arm_backend_core.tosa.vela_workarounds.catalog": 437,
-    "arm_backend_core.tosa.vela_workarounds.rescales": 411,
-    "arm_recipes.comparison.compare": 450,
-    "arm_recipes.comparison.interpreter_plan": 475,
-    "arm_recipes.explore.tune.tune": 465,
-    "arm_recipes.runtime.ethosu_payload": 462,
+    "arm_backend_core.aten.decompose": 480,
+    "arm_backend_core.lowering": 540,
+    "arm_backend_core.ops.composites.movement": 480,
+    "arm_backend_core.ops.integers": 550,
+    "arm_backend_core.ops.unary": 500,
+    "arm_backend_core.quantization.ptq": 550,
+    "arm_backend_core.recurrent.roll_recurrent_loops": 510,
+    "arm_backend_core.targets.hardware": 440,
+    "arm_backend_core.tosa.builder": 620,
+    "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
+    "arm_backend_core.tosa.vela_workarounds.catalog": 460,
+    "arm_backend_core.tosa.vela_workarounds.rescales": 440,
+    "arm_recipes.comparison.compare": 480,
+    "arm_recipes.comparison.interpreter_plan": 500,
+    "arm_recipes.explore.tune.tune": 490,
+    "arm_recipes.runtime.ethosu_payload": 490,
 }
-"""Modules that are longer, and how long they may be: none may grow, and none may be added."""
+"""Modules that are longer, and how long they may be, with 5% of air: none may be added."""
 
 NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering.py")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""

@@ -218,7 +218,7 @@ def _wrong_number(cx: Context, x: Tensor) -> list[Value]:
 @pytest.mark.parametrize(
     ("rule", "what"),
     [
-        (_raises, "lowering aten.cos.default raised IndexError in test_delegation.py"),
+        (_raises, "lowering aten.cos.default raised IndexError in test_delegate.py"),
         (_wrong_type, "int32[3] in place of torch.float32[3]"),
         (_wrong_shape, "fp32[3, 1] in place of torch.float32[3]"),
         (_wrong_number, "2 results in place of 1"),
@@ -237,7 +237,7 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     (refused,) = log.rejected
     assert refused.fault
     assert refused.operator == "aten.cos.default"
-    assert "test_delegation.py" in refused.source
+    assert "test_delegate.py" in refused.source
     assert "fault of this compiler" in refused.reason
     assert what in refused.reason
     assert _on_cpu(delegated) == ["aten.cos.default"]

@@ -14,10 +14,20 @@ DMA = (304, 305, 0x430, 0x431, 0x432)
 MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
 _DIRECT_DRIVE_MAGIC = b"COP2"  #: streams for Direct Drive; others start with COP1
 
+#: Product number in the header of a command stream -> name.
+_PRODUCTS = {0: "U55", 1: "U65", 2: "U85"}
+
 
 def is_u85(stream: bytes) -> bool:
-    """Whether a stream is for an Ethos-U85: Direct Drive, or by the highest bits of the third word."""
-    return stream.startswith(_DIRECT_DRIVE_MAGIC) or stream[11] >> 4 == 2
+    """Whether a stream is for an Ethos-U85: a Direct Drive stream, or by the product number in its header.
+
+    Raises:
+        ValueError: another product, whose registers are unknown here.
+    """
+    product = 2 if stream.startswith(_DIRECT_DRIVE_MAGIC) else stream[11] >> 4
+    if product not in _PRODUCTS:
+        raise ValueError(f"a command stream for product {product}: its registers are unknown; known are {_PRODUCTS}")
+    return _PRODUCTS[product] == "U85"
 
 
 def is_chained(precision: int) -> bool:

@@ -56,7 +56,7 @@ OBSERVERS: dict[str, type[RangeObserver]] = {
 
 def _uses_distribution(observer: RangeObserver, seen: Any) -> bool:
     """Whether there are enough distinct values to use their distribution instead of minimum and maximum."""
-    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.exact and seen.high > seen.low)
+    return bool(seen.count >= MIN_HISTOGRAM_VALUES and not observer.is_integer and seen.high > seen.low)
 
 
 def _minimize_divergence(values: torch.Tensor, low: float, high: float, steps: int) -> tuple[float, float]:

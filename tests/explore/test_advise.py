@@ -63,7 +63,7 @@ def test_advice_is_what_an_export_with_the_change_gives(recipe: ArmRecipeType) -
             assert "constants in" in item.note
     (fewer,) = [item for change, item in changes.items() if "channels" in change]
     assert (fewer.change, fewer.module) == ("16 channels in place of 17", "odd")
-    assert "test_advice.py:" in fewer.source
+    assert "test_advise.py:" in fewer.source
     assert fewer.then.cycles < 0.9 * fewer.now.cycles
     assert json.loads(json.dumps(advice.to_dict()))["items"][0]["then"]["cycles"] == advice.items[0].then.cycles
     assert "16 channels in place of 17" in str(advice)

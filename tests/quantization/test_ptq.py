@@ -196,7 +196,7 @@ def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> No
             return torch.log(x) * y
 
     samples: Samples = [(torch.full((2, 3), value), torch.ones(2, 3)) for value in (2.0, 1.0, -1.0)]
-    name = r"aten.log.default \('log', .*test_post_training.py:\d+\)"
+    name = r"aten.log.default \('log', .*test_ptq.py:\d+\)"
     with pytest.raises(ModelError, match=f"calibration sample 2: the result of {name} holds NaN"):
         export(Model(), ExportRecipe.get_recipe(recipe), samples)
 

@@ -88,8 +88,8 @@ Boundary conversions
   cortex_m.quantize_per_tensor.default  1  quantized_io=True: the program takes integers
 Operators on the CPU: 2
   2 x aten.<sort>  no rule & no way  model.py:3; model.py:9
-Inserted between layers: 100.0% of the cycles
-  100,000  100.0%  rest  (Vela)  Vela counts them in the total, and for no operation
+Inserted operations: 100.0% of the cycles
+  100,000  100.0%  rest  (Vela)  in Vela's total, but of no operation
 Seconds per stage
   quantize       1.00
   to_executorch  0.25

@@ -338,9 +338,9 @@ def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
 
 
 def test_sweeps_and_training_tell_of_batches() -> None:
-    with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
+    with pytest.warns(ArmRecipesWarning, match="compiled for batch size 32"):
         *_, notes = capture_model(nn.Linear(3, 2), _loader(), "sweep")
-    assert "program of batch 32" in notes[0]
+    assert "compiled for batch size 32" in notes[0]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):
         with pytest.warns(ArmRecipesWarning, match="batch size 32"):

@@ -33,14 +33,14 @@ def _recipe(kind: ArmRecipeType, **options: Any) -> ExportRecipe:
 @pytest.mark.parametrize("recipe", [FP, INT8, ArmRecipeType.ETHOSU_U55_INT8], ids=lambda recipe: recipe.name)
 def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) -> None:
     with pytest.warns(
-        ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.nextafter\.default \(.*test_runnable"
+        ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.nextafter\.default \(.*test_check_kernels"
     ):
         result = export(Neighbour().eval(), _recipe(recipe), vectors())
     (method,) = result.report.methods
     (found,) = method.not_runnable
     assert found.operator == "aten.nextafter.default"
     assert found.reason.startswith("no kernel aten::nextafter.out: use another operator, or link")
-    assert any("test_runnable.py" in source for source in found.sources)
+    assert any("test_check_kernels.py" in source for source in found.sources)
     assert "Operators without a CPU kernel\n  1 x aten.nextafter.default  no kernel" in str(result.report)
     assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.nextafter.default"
     if recipe is FP:

@@ -65,7 +65,7 @@ def _evaluate_changes(
     from arm_recipes.explore.advice.channels import try_fewer_channels
 
     spec: Any = partitioner.compile_spec
-    loops = partitioner.loops
+    loops = partitioner.loop_rolling
     evaluator = _ChangeEvaluator(spec, delegates, loops)
     for options in _candidate_options(spec):
         evaluator.try_options(options)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, pack_stream
+from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, is_u85, pack_stream
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_payload import externalize_weights, read_parts
@@ -150,7 +150,7 @@ class Stream:
     """
 
     def __init__(self, stream: bytes) -> None:
-        self._stream, self._u85 = stream, stream.startswith(b"COP2") or stream[11] >> 4 == 2
+        self._stream, self._u85 = stream, is_u85(stream)
         self._words: list[int] = []
         self.inserted: list[int] = []
         self.uses = list(self._read())
