@@ -1,6 +1,6 @@
-"""Shared state of methods: buffers that several methods of a program write.
+"""Shared state of methods: mutable buffers that several methods of a program write.
 
-Two tensors are identical if they share memory.
+Methods share a buffer if their tensors share memory (``tensor_identity``), whatever its name in each module.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     ExecuTorch identifies state that methods share by name.
 
     Args:
-        programs: are edited; their tensors are still those of the modules.
+        programs: programs by method name, edited in place. They must hold the modules' own tensors, not copies,
+            because methods share a buffer if their tensors share memory.
 
     Returns:
         Whether methods share mutated buffers.
 
     Raises:
-        ExportError: a method only reads a buffer that another method writes; it would be a constant there.
+        ExportError: a method reads a buffer that only other methods write; it would be a constant in this method.
     """
     writers: dict[TensorIdentity, list[str]] = {}
     for method, program in programs.items():
         for name in mutated_buffers(program):
             writers.setdefault(tensor_identity(_store(program, name)[name]), []).append(method)
     shared = False
-    taken: dict[str, TensorIdentity] = {}
+    used_names: dict[str, TensorIdentity] = {}
     names: dict[TensorIdentity, str] = {}
     for method, program in programs.items():
         renamed = {}
@@ -51,24 +52,24 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
             if spec.kind not in _TENSOR_KINDS:
                 continue
             name = str(spec.target)
-            key = tensor_identity(_store(program, name)[name])
-            if key not in writers:
+            identity = tensor_identity(_store(program, name)[name])
+            if identity not in writers:
                 continue
-            if method not in writers[key]:
+            if method not in writers[identity]:
                 raise ExportError(
-                    f"method '{method}' reads the buffer '{name}', which method '{writers[key][0]}' writes: it must "
-                    "write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
+                    f"method '{method}' reads the buffer '{name}', which method '{writers[identity][0]}' writes: it "
+                    "must write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
                 )
-            shared = shared or len(writers[key]) > 1
-            if key not in names:
-                names[key] = name if name not in taken else f"{method}.{name}"
-                taken[names[key]] = key
-            renamed[name] = names[key]
-        _rename(program, {old: new for old, new in renamed.items() if old != new})
+            shared = shared or len(writers[identity]) > 1
+            if identity not in names:
+                names[identity] = name if name not in used_names else f"{method}.{name}"
+                used_names[names[identity]] = identity
+            renamed[name] = names[identity]
+        _rename_buffers(program, {old: new for old, new in renamed.items() if old != new})
     return shared
 
 
-def _rename(program: ExportedProgram, names: Mapping[str, str]) -> None:
+def _rename_buffers(program: ExportedProgram, names: Mapping[str, str]) -> None:
     for store in (program.state_dict, program.constants):
         for old, tensor in [(old, store.pop(old)) for old in names if old in store]:
             store[names[old]] = tensor
@@ -93,26 +94,26 @@ def check_state(programs: Mapping[str, ExportedProgram]) -> None:
     Raises:
         ExportError: dtypes or values differ, because the methods quantize the buffer differently.
     """
-    known: dict[str, tuple[str, torch.Tensor]] = {}
+    first_uses: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         for name in program.graph_signature.buffers_to_mutate.values():
             tensor = _store(program, name)[name]
-            other, before = known.setdefault(name, (method, tensor))
-            if tensor.dtype is not before.dtype or not tensor.equal(before):
+            other, first = first_uses.setdefault(name, (method, tensor))
+            if tensor.dtype is not first.dtype or not tensor.equal(first):
                 raise ExportError(
-                    f"the buffer '{name}' is {_type(before)} in method '{other}' and {_type(tensor)} in method "
-                    f"'{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
+                    f"the buffer '{name}' is {_dtype_name(first)} in method '{other}' and {_dtype_name(tensor)} in "
+                    f"method '{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
                     "function of the old one, and keeps its type if the new value is an input or a constant. Compute "
                     "the new value from the old one in both methods (state * 0 + value), or use separate buffers"
                 )
 
 
-def _type(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def share_state_in_plan(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """A configuration whose memory planning places buffers of the same name at the same address in all methods.
+    """Return a configuration that plans mutable buffers of the same name to the same address in all methods.
 
     Raises:
         ExportError: the memory planning pass is not ExecuTorch's.
