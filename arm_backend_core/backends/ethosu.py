@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 _logger = logging.getLogger(__name__)
-#: NPU-internal memories; Vela's summary omits them too.
-_INTERNAL = ("shram", "lutram")
+#: Memories inside the NPU. The report omits them, as Vela's summary does.
+_NPU_MEMORIES = ("shram", "lutram")
 _ACCESS_SUFFIX = "_ac"
 #: Columns of Vela's tensor table, in the field order of ``TensorAllocation``.
 _ALLOCATION_COLUMNS = ("start_time", "end_time", "start_address", "size")
@@ -59,11 +59,13 @@ def compile_ethosu(
         spec: the NPU and compiler options.
         delegate: name of the delegate, for errors and files.
         locate: maps Vela's message to an ATen operator and source line.
-        unused_inputs: see ``compile_payload``. Vela omits these inputs. In the payload they follow the others, because
-            ExecuTorch's runtime writes them too. In Direct Drive programs they are unallocated.
-        inputs, results: see ``compile_payload``.
+        unused_inputs: see ``Compilation``. Vela omits these inputs. The payload lists them, because ExecuTorch's
+            runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
+            them.
+        inputs, results: see ``Compilation``.
         timeout: seconds after which Vela is stopped; None disables it.
-        run_vela: replaces ``vela.compile_tosa``, for answers that are known already; returns answer and printed text.
+        run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
+            configuration and timeout; returns Vela's result and its printed text.
 
     Raises:
         CompileError: Vela refused the flatbuffer, crashed on it or timed out; or its program lacks an input or a
@@ -71,38 +73,41 @@ def compile_ethosu(
     """
     directory = spec.get_intermediate_path()
 
-    def failed(reason: str, log: str) -> CompileError:
+    def make_error(reason: str, log: str) -> CompileError:
         return make_compile_error(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
 
     try:
         answer, log = (run_vela or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
     except WorkerError as error:
-        raise failed(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
-    except WorkerDied as death:
-        raise failed(f"Vela {death.description} while compiling for {spec.accelerator}", death.log) from None
+        raise make_error(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
+    except WorkerDied as error:
+        raise make_error(f"Vela {error.description} while compiling for {spec.accelerator}", error.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     _allocate_unused_inputs(answer, unused_inputs)
-    if mismatch := _size_mismatch(answer, inputs, results):
-        raise failed(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
+    if mismatch := _describe_size_mismatch(answer, inputs, results):
+        raise make_error(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
     cache_weights_in_sram(answer, spec.configuration)
     answer["command_stream"], waits = insert_waits(answer["command_stream"])
-    figures = _figures(answer, spec, _layers(answer["tables"], waits))
-    # With fast scratch, SRAM is region 2, else it shares region 1. Inputs and results may have regions of their own.
+    figures = _make_figures(answer, spec, _make_layers(answer["tables"], waits))
+    # SRAM is region 2 if the program has fast scratch; otherwise it is part of region 1, the scratch. In Direct Drive
+    # programs, inputs and results have regions of their own.
     has_fast_scratch = answer["scratch_fast"][0] > 0
     allocations = [(1 + (has_fast_scratch and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
     allocations += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
     if violation := find_out_of_bounds_write(answer["command_stream"], allocations, figures.layers):
-        raise failed(f"Vela wrote a program that writes out of bounds: {violation}; report the flatbuffer", log)
+        raise make_error(f"Vela wrote a program that writes out of bounds: {violation}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
-        artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}
+        artifacts = {"_vela.npz": _pack_npz(answer), "_per-layer.csv": _format_per_layer_csv(figures)}
         if log:
             artifacts["_vela.log"] = log.encode()
-    return Payload(_stream(answer), figures, artifacts)
+    return Payload(_pack_stream(answer), figures, artifacts)
 
 
-def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None) -> str | None:
+def _describe_size_mismatch(
+    answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None
+) -> str | None:
     """Describe how sizes of inputs or results in bytes differ from the expected ones; None if they agree."""
     for name, tensors, expected in (("inputs", answer["inputs"], inputs), ("results", answer["outputs"], results)):
         sizes = [prod(shape) * size for shape, size, *_ in tensors]
@@ -112,19 +117,20 @@ def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results
 
 
 def _allocate_unused_inputs(answer: dict[str, Any], unused_inputs: Mapping[int, tuple[int, int]]) -> None:
-    """Insert unused inputs into Vela's answer; in scratch they follow the other inputs, 16-byte aligned.
+    """Insert unused inputs into Vela's list of inputs, and allocate them after the others in scratch, 16-byte aligned.
 
-    Programs for Direct Drive have regions for inputs; there, unused ones stay unallocated (address -1).
+    Direct Drive programs have separate regions for inputs. Their unused inputs are not allocated (address -1).
     """
-    own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
+    has_io_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
     for index, (count, size) in sorted(unused_inputs.items()):
         ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
-        first = -1 if own_regions else -(-max(ends, default=0) // 16) * 16
+        first = -1 if has_io_regions else -(-max(ends, default=0) // 16) * 16
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
-        answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
+        if not has_io_regions:
+            answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
 
 
-def _stream(answer: dict[str, Any]) -> bytes:
+def _pack_stream(answer: dict[str, Any]) -> bytes:
     return block_stream(
         [
             ("vela_bin_stream", b""),
@@ -139,15 +145,16 @@ def _stream(answer: dict[str, Any]) -> bytes:
     )
 
 
-def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
+def _make_figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaEstimates:
     report, configuration = answer["report"], spec.configuration
     memories = tuple(
         MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
         for name, use in answer["memories"].items()
-        if name.lower() not in _INTERNAL
+        if name.lower() not in _NPU_MEMORIES
     )
     peak = {memory.name: memory.peak_bytes for memory in memories}
-    # In a memory mode with everything in SRAM, Vela's summary attributes the constants to a virtual flash.
+    # In a memory mode with everything in SRAM, the peak of SRAM includes the constants. Vela's summary reports them as
+    # flash, and so do we.
     if configuration.const_memory == "OnChipFlash" and "OnChipFlash" not in peak:
         peak["OnChipFlash"] = report["readOnlyPeakUsage"]
         peak["Sram"] = peak.get("Sram", 0) - report["readOnlyPeakUsage"]
@@ -175,31 +182,31 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
             TensorAllocation(
                 row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _ALLOCATION_COLUMNS)
             )
-            for row in _rows(answer["tables"], "tensors")
+            for row in _table_rows(answer["tables"], "tensors")
         ),
     )
 
 
-def _rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> list[dict[str, str]]:
+def _table_rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> list[dict[str, str]]:
     header, rows = tables.get(name, ([], []))
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequence[int]) -> tuple[Layer, ...]:
+def _make_layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequence[int]) -> tuple[Layer, ...]:
     """Build the per-operation estimates from Vela's tables.
 
     Args:
         tables: Vela's tables: (column names, rows) by name.
         waits: ascending offsets in Vela's stream at which a 4-byte command was inserted.
     """
-    sources = {row["id"]: row for row in _rows(tables, "source")}
+    sources = {row["id"]: row for row in _table_rows(tables, "source")}
     commands: dict[str, list[int]] = {}
-    for row in _rows(tables, "queue"):
+    for row in _table_rows(tables, "queue"):
         offset = int(row["offset"])
         commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
-    layers, rows = [], _rows(tables, "perf")
+    layers, rows = [], _table_rows(tables, "perf")
     row_numbers = {row["id"]: number for number, row in enumerate(rows)}
-    group_of = {row["id"]: row_numbers[row["group_id"]] for row in _rows(tables, "group")}
+    group_of = {row["id"]: row_numbers[row["group_id"]] for row in _table_rows(tables, "group")}
     for row in rows:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))
@@ -216,7 +223,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
                 memory_cycles=tuple(
                     (column.removesuffix(_ACCESS_SUFFIX), int(value))
                     for column, value in row.items()
-                    if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
+                    if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _NPU_MEMORIES
                 ),
                 commands=tuple(commands.get(row["id"], ())),
                 part_of=group_of.get(row["id"]),
@@ -225,7 +232,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
     return tuple(layers)
 
 
-def _per_layer_csv(figures: VelaEstimates) -> bytes:
+def _format_per_layer_csv(figures: VelaEstimates) -> bytes:
     memories = [memory.name for memory in figures.memories]
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -244,8 +251,8 @@ def _per_layer_csv(figures: VelaEstimates) -> bytes:
     return text.getvalue().encode()
 
 
-def _npz(answer: dict[str, Any]) -> bytes:
-    """The parts of the compiled program, under the names of Vela's raw output format."""
+def _pack_npz(answer: dict[str, Any]) -> bytes:
+    """Serialize the compiled program in Vela's raw output format, a NumPy archive."""
     import numpy as np
 
     arrays: dict[str, Any] = {

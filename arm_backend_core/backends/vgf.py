@@ -15,8 +15,8 @@ from arm_backend_core.workers.worker import describe_exit
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-#: The converter prints this about every flatbuffer of TOSA 1.0; it says nothing about the failure.
-_NOISE = ("WARNING: Different TOSA spec", "INFO: TOSA file created with older", "Warning: will overwrite")
+#: Prefixes of lines that the converter prints for every TOSA 1.0 flatbuffer; an error message omits them.
+_ROUTINE_WARNINGS = ("WARNING: Different TOSA spec", "INFO: TOSA file created with older", "Warning: will overwrite")
 
 
 def compile_vgf(
@@ -51,7 +51,7 @@ def compile_vgf(
                 return Payload(data, artifacts={".vgf": data} if spec.get_intermediate_path() else {})
             reason = f"the model converter {describe_exit(result.returncode)}"
             lines = (result.stderr + b"\n" + result.stdout).decode(errors="replace").splitlines()
-            log = "\n".join(line for line in lines if line.strip() and not line.startswith(_NOISE))
+            log = "\n".join(line for line in lines if line.strip() and not line.startswith(_ROUTINE_WARNINGS))
     raise make_compile_error(
         reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log
     )

@@ -11,11 +11,11 @@ import executorch.exir
 import torch
 from torch import fx
 
-_OURS = Path(__file__).parents[1]
+_PACKAGE = Path(__file__).parents[1]
 #: Frames in files with these prefixes are not the user's: libraries, this package, generated code ("<eval_with_key>").
 _LIBRARY_FOLDERS = (
     *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
-    *(str(_OURS), str(_OURS.with_name("arm_backend_core")), "<"),
+    *(str(_PACKAGE), str(_PACKAGE.with_name("arm_backend_core")), "<"),
 )
 
 _STATIC_SHAPES = (
@@ -26,7 +26,7 @@ _PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
     "of each sequence's last step, y[torch.arange(n), lengths - 1]"
 )
-#: Part of an exception's text -> how to fix the model.
+#: Substring of an exception's text -> advice how to change the model.
 _ADVICE = {
     "data-dependent": _STATIC_SHAPES,
     "unbacked symbol": _STATIC_SHAPES,
@@ -37,27 +37,28 @@ _ADVICE = {
 def is_user_message(error: BaseException) -> bool:
     """Whether an exception is a ``ValueError`` that this package raised, whose message addresses the user."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_OURS))
+    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_PACKAGE))
 
 
 def describe(
     doing: str, error: Exception, modules: Iterable[torch.nn.Module] = (), graphs: Sequence[fx.Graph] = ()
 ) -> str:
-    """An error message that says what failed, where, why, and what to do.
+    """Compose an error message: what failed, where, why, and what to do.
 
     Args:
         doing: the operation that failed.
         error: the exception.
         modules: models whose submodules the message may name.
-        graphs: graphs to search for an operator that the exception names, if its traceback has no node.
+        graphs: if no frame of the traceback holds a node, these graphs are searched for the operator that the message
+            names.
     """
-    owner, line = _owner(error, modules)
+    submodule, line = _find_submodule_and_line(error, modules)
     text = str(error).strip()
-    advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
-    node = _node(error) or _find_named_operator(text, graphs)
+    advice = next((advice for substring, advice in _ADVICE.items() if substring in text), "")
+    node = _find_node(error) or _find_named_operator(text, graphs)
     if node is None and advice is _STATIC_SHAPES:
-        node = _first_symbolic(graphs)
-    where = f" in {owner}" if owner else ""
+        node = _find_symbolic_size(graphs)
+    where = f" in {submodule}" if submodule else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
 
@@ -67,14 +68,14 @@ def describe(
     elif line:
         where += f" at {line}"
     reason = text.splitlines()[0] if text else ""
-    if _is_packed(error):
+    if _involves_packed_sequence(error):
         advice = _PAD_SEQUENCES
     if not advice and node is not None and _has_symbolic_shape(node):
         advice = _STATIC_SHAPES
     return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
 
 
-def _is_packed(error: Exception) -> bool:
+def _involves_packed_sequence(error: Exception) -> bool:
     """Whether the exception was raised while packed sequences were created, used or padded."""
     packed = torch.nn.utils.rnn.PackedSequence
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -83,9 +84,9 @@ def _is_packed(error: Exception) -> bool:
     )
 
 
-def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
-    """The innermost submodule and the innermost line of user code in the traceback."""
-    names = {id(part): name for module in modules for name, part in module.named_modules()}
+def _find_submodule_and_line(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
+    """Find the innermost submodule and the innermost line of user code in the traceback; "" where there is none."""
+    names = {id(submodule): name for module in modules for name, submodule in module.named_modules()}
     line, owner = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
@@ -98,8 +99,11 @@ def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, s
     return owner, line
 
 
-def _node(error: Exception) -> fx.Node | None:
-    """The node in the innermost frame that has one with a stack trace of user code."""
+def _find_node(error: Exception) -> fx.Node | None:
+    """Find the FX node that was being processed: local ``n`` or ``node`` of the innermost frame that has one.
+
+    Only nodes with a stack trace of user code count.
+    """
     innermost = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         for name in ("n", "node"):
@@ -115,14 +119,14 @@ def _has_symbolic_shape(node: fx.Node) -> bool:
     return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
-def _first_symbolic(graphs: Sequence[fx.Graph]) -> fx.Node | None:
-    """The first operator of the user's model with a data-dependent size."""
+def _find_symbolic_size(graphs: Sequence[fx.Graph]) -> fx.Node | None:
+    """Find the first operator of the user's model with a symbolic size in its result or inputs."""
     nodes = (node for graph in graphs for node in graph.nodes if node.meta.get("stack_trace"))
     return next(filter(_has_symbolic_shape, nodes), None)
 
 
 def _find_named_operator(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
-    """The first node whose operator the text names."""
+    """Find the first node whose operator the text names, as ``namespace::name``."""
     from arm_backend_core.nodes import overload_of
 
     operators = set(re.findall(r"\w+::\w+", text))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one of our delegates.
+    """A call of a delegate that this compiler made.
 
     Attributes:
         instruction: index of the instruction in the method.
@@ -32,9 +32,9 @@ class Call:
             Inspector requires.
         record: the compiler's record of the delegate.
         operators: operators of its TOSA graph; empty if it has nested graphs.
-        layers: nodes of the captured program whose value an operation computes.
-        handles: debug handles by operation.
-        results: results of the layers' operations in the observed run.
+        layers: nodes of the captured program whose value a TOSA operator of the delegate computes.
+        handles: debug handles by index of the TOSA operator.
+        results: intermediate results by index of the TOSA operator, in one run of the method.
     """
 
     instruction: int
@@ -56,7 +56,7 @@ def collect_calls(
         method: name of the method.
         program: the captured program, from ``with_debug_handles``.
         executions: the delegates' executions in one run of the method. The set of available results does not depend on
-            the inputs.
+            the inputs: one run with any inputs shows it.
     """
     module = manager.exported_program(method).graph_module
     delegate_calls = []

@@ -1,20 +1,21 @@
-"""Shared state of methods: buffers that several methods of a program write.
+"""Shared state of methods: mutable buffers that several methods of a program write.
 
-Two tensors are identical if they share memory.
+Methods share a buffer if their tensors share memory (``tensor_identity``), whatever its name in each module.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from itertools import chain, count
+from typing import TYPE_CHECKING
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
-from arm_backend_core.program import TensorIdentity, mutated_buffers, tensor_identity
+from arm_backend_core.program import TensorIdentity, mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.messages import ExportError
 
 if TYPE_CHECKING:
@@ -30,45 +31,60 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     ExecuTorch identifies state that methods share by name.
 
     Args:
-        programs: are edited; their tensors are still those of the modules.
+        programs: programs by method name, edited in place. They must hold the modules' own tensors, not copies,
+            because methods share a buffer if their tensors share memory.
 
     Returns:
         Whether methods share mutated buffers.
 
     Raises:
-        ExportError: a method only reads a buffer that another method writes; it would be a constant there.
+        ExportError: a method reads a buffer that only other methods write; it would be a constant in this method.
     """
+    tensors = {method: _tensors_by_name(program) for method, program in programs.items()}
     writers: dict[TensorIdentity, list[str]] = {}
     for method, program in programs.items():
         for name in mutated_buffers(program):
-            writers.setdefault(tensor_identity(_store(program, name)[name]), []).append(method)
-    shared = False
-    taken: dict[str, TensorIdentity] = {}
+            writers.setdefault(tensors[method][name], []).append(method)
     names: dict[TensorIdentity, str] = {}
-    for method, program in programs.items():
-        renamed = {}
-        for spec in program.graph_signature.input_specs:
-            if spec.kind not in _TENSOR_KINDS:
+    for method, identities in tensors.items():
+        for name, identity in identities.items():
+            if identity not in writers:
                 continue
-            name = str(spec.target)
-            key = tensor_identity(_store(program, name)[name])
-            if key not in writers:
-                continue
-            if method not in writers[key]:
+            if method not in writers[identity]:
                 raise ExportError(
-                    f"method '{method}' reads the buffer '{name}', which method '{writers[key][0]}' writes: it must "
-                    "write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
+                    f"method '{method}' reads the buffer '{name}', which method '{writers[identity][0]}' writes: it "
+                    "must write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
                 )
-            shared = shared or len(writers[key]) > 1
-            if key not in names:
-                names[key] = name if name not in taken else f"{method}.{name}"
-                taken[names[key]] = key
-            renamed[name] = names[key]
-        _rename(program, {old: new for old, new in renamed.items() if old != new})
-    return shared
+            if identity not in names:
+                occupied = {*names.values(), *_other_names(identity, tensors, writers)}
+                names[identity] = _unoccupied(name, method, occupied)
+        renamed = {name: names[identity] for name, identity in identities.items() if identity in names}
+        _rename_buffers(programs[method], {old: new for old, new in renamed.items() if old != new})
+    return any(len(methods) > 1 for methods in writers.values())
 
 
-def _rename(program: ExportedProgram, names: Mapping[str, str]) -> None:
+def _tensors_by_name(program: ExportedProgram) -> dict[str, TensorIdentity]:
+    """Return the identity of each parameter, buffer and constant of a program, by name."""
+    names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind in _TENSOR_KINDS]
+    return {name: tensor_identity(store_of(program, name)[name]) for name in names}
+
+
+def _other_names(
+    identity: TensorIdentity, tensors: Mapping[str, Mapping[str, TensorIdentity]], writers: Collection[TensorIdentity]
+) -> Iterator[str]:
+    """Yield the names of other tensors that keep their names, in the methods that have the buffer ``identity``."""
+    for identities in tensors.values():
+        if identity in identities.values():
+            yield from (name for name, other in identities.items() if other != identity and other not in writers)
+
+
+def _unoccupied(name: str, method: str, occupied: Collection[str]) -> str:
+    """Return ``name``, or if it is occupied, the name with the method's and, if necessary, a number."""
+    candidates = chain([name, f"{method}.{name}"], (f"{method}.{name}.{number}" for number in count(1)))
+    return next(candidate for candidate in candidates if candidate not in occupied)
+
+
+def _rename_buffers(program: ExportedProgram, names: Mapping[str, str]) -> None:
     for store in (program.state_dict, program.constants):
         for old, tensor in [(old, store.pop(old)) for old in names if old in store]:
             store[names[old]] = tensor
@@ -81,38 +97,32 @@ def _rename(program: ExportedProgram, names: Mapping[str, str]) -> None:
             result.target = names[result.target]
 
 
-def _store(program: ExportedProgram, name: str) -> dict[str, Any]:
-    from arm_backend_core.program import store_of
-
-    return store_of(program, name)
-
-
 def check_state(programs: Mapping[str, ExportedProgram]) -> None:
     """Check that methods agree on dtype and initial value of the buffers that they share, after lowering.
 
     Raises:
         ExportError: dtypes or values differ, because the methods quantize the buffer differently.
     """
-    known: dict[str, tuple[str, torch.Tensor]] = {}
+    first_uses: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
         for name in program.graph_signature.buffers_to_mutate.values():
-            tensor = _store(program, name)[name]
-            other, before = known.setdefault(name, (method, tensor))
-            if tensor.dtype is not before.dtype or not tensor.equal(before):
+            tensor = store_of(program, name)[name]
+            other, first = first_uses.setdefault(name, (method, tensor))
+            if tensor.dtype is not first.dtype or not tensor.equal(first):
                 raise ExportError(
-                    f"the buffer '{name}' is {_type(before)} in method '{other}' and {_type(tensor)} in method "
-                    f"'{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
+                    f"the buffer '{name}' is {_dtype_name(first)} in method '{other}' and {_dtype_name(tensor)} in "
+                    f"method '{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
                     "function of the old one, and keeps its type if the new value is an input or a constant. Compute "
                     "the new value from the old one in both methods (state * 0 + value), or use separate buffers"
                 )
 
 
-def _type(tensor: torch.Tensor) -> str:
+def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def share_state_in_plan(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
-    """A configuration whose memory planning places buffers of the same name at the same address in all methods.
+    """Return a configuration that plans mutable buffers of the same name to the same address in all methods.
 
     Raises:
         ExportError: the memory planning pass is not ExecuTorch's.

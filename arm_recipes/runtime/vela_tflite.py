@@ -5,9 +5,9 @@ scratch (region 1), fast scratch (region 2), and the inputs of the network. Vela
 (``npu_serialisation.rewrite_npu_call_ops``), and TFLite Micro reads it (``ethosu.cc``).
 
 Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the offsets of the tensors in it,
-including inputs and outputs of the model. If fast scratch is a different tensor than scratch, it is a separate memory
-of the NPU (memory mode ``Dedicated_Sram``). In other modes, only Vela's legacy core writes a different tensor, and its
-commands do not address it.
+including inputs and outputs of the model. In memory mode ``Dedicated_Sram``, fast scratch is a tensor of its own and
+stands for a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's legacy
+core writes two tensors in these modes too, but its commands do not address the second one.
 
 The private classes hold flatbuffer field numbers, under the names of TFLite's ``schema.fbs``.
 """
@@ -101,9 +101,9 @@ _TYPES: Final = {
     15: ("uint32", 4),
     16: ("uint16", 2),
 }
-#: Index of the network's first input among the inputs of an ``ethos-u`` operator, and the indices before it.
+#: Indices of the inputs of an ``ethos-u`` operator. The inputs of the network follow, from ``_FIRST_INPUT`` on.
 _FIRST_INPUT, _COMMANDS_AT, _CONSTANTS_AT, _SCRATCH_AT, _FAST_SCRATCH_AT = 4, 0, 1, 2, 3
-#: Custom options of the operator: the number 1, of any width, as a flexbuffer.
+#: The operator's custom options are a flexbuffer of this integer, of any width.
 _OPTIONS: Final = 1
 _RANK, _MAX_BYTES = 6, 2**32
 
@@ -113,8 +113,8 @@ class VelaOperator:
     """An ``ethos-u`` operator.
 
     Attributes:
-        parts: command stream, constants and description. Inputs and outputs are those of the operator, in region 1.
-        one_arena: scratch and fast scratch are the same tensor.
+        parts: command stream, constants and description. Its inputs and outputs are tensors in the arena (region 1).
+        one_arena: whether scratch and fast scratch are the same tensor.
     """
 
     parts: EthosUParts
@@ -132,7 +132,7 @@ class VelaTflite:
         npu: operators for the NPU, in order.
         operators: names of the other operators, in order.
         arena_bytes: size of the arena for intermediate tensors, including scratch.
-        variables: tensors that keep their value between runs, with the initial value of their bytes.
+        variables: tensors that keep their value between runs; with each, the initial value of its elements.
     """
 
     description: str
@@ -191,10 +191,10 @@ class _Reader:
         for name, table in operators:
             if name == ETHOS_U:
                 _check_options(table.read_bytes(_Operator.custom_options))
-        self._offsets = self._allocation()
+        self._offsets = self._read_allocation()
         index_lists = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
-        inputs, outputs = ([self._read_tensor(index) for index in side] for side in index_lists)
-        npu = tuple(self._operator(table) for name, table in operators if name == ETHOS_U)
+        inputs, outputs = ([self._read_tensor(index) for index in indices] for indices in index_lists)
+        npu = tuple(self._read_operator(table) for name, table in operators if name == ETHOS_U)
         locations = [location for _, location in (*inputs, *outputs)]
         return VelaTflite(
             self._root.text(_Model.description),
@@ -205,13 +205,13 @@ class _Reader:
             npu,
             tuple(name for name, _ in operators if name != ETHOS_U),
             _arena_bytes([operator.parts.payload.scratch_bytes for operator in npu], locations),
-            tuple(self._variables()),
+            tuple(self._read_variables()),
         )
 
-    def _variables(self) -> Iterator[tuple[EthosUTensor, int]]:
-        """Variables with their initial values: the zero point for int8, else 0.
+    def _read_variables(self) -> Iterator[tuple[EthosUTensor, int]]:
+        """Yield variables with their initial values: the zero point for int8, else 0.
 
-        TFLite Micro does the same in ``MicroInterpreterGraph::ResetTensorData``.
+        TFLite Micro initializes them alike, in ``MicroInterpreterGraph::ResetTensorData``.
         """
         for index, tensor in enumerate(self._tensors):
             if tensor.number(_Tensor.is_variable, "B"):
@@ -219,7 +219,7 @@ class _Reader:
                 if location.offset >= 0:
                     yield location, (info.zero_point or 0) if info.dtype == "int8" else 0
 
-    def _allocation(self) -> Sequence[int]:
+    def _read_allocation(self) -> Sequence[int]:
         """Arena offsets of the first subgraph's tensors; -1 for a tensor outside of the arena."""
         tables = [table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION]
         if not tables:
@@ -229,7 +229,7 @@ class _Reader:
         data = self._buffer(tables[0].number(_Metadata.buffer, "I"))
         words = struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4])
         if len(words) < _ALLOCATION_HEADER or len(data) % 4 or words[0] != 0:
-            raise ProgramError(f"damaged: its metadata '{_ALLOCATION}' has {len(data)} bytes of an unknown kind")
+            raise ProgramError(f"damaged: its metadata '{_ALLOCATION}' has {len(data)} bytes in an unknown format")
         offsets = words[_ALLOCATION_HEADER:]
         if words[2] != len(offsets) or len(offsets) < len(self._tensors):
             raise ProgramError(
@@ -238,7 +238,7 @@ class _Reader:
             )
         return offsets
 
-    def _operator(self, table: Table) -> VelaOperator:
+    def _read_operator(self, table: Table) -> VelaOperator:
         inputs, outputs = table.numbers(_Operator.inputs, "i"), table.numbers(_Operator.outputs, "i")
         if len(inputs) < _FIRST_INPUT:
             raise ProgramError(f"damaged: an operator '{ETHOS_U}' has {len(inputs)} inputs, not {_FIRST_INPUT} or more")
@@ -248,12 +248,12 @@ class _Reader:
         except PayloadError as error:
             raise ProgramError(f"damaged: {error}") from None
         constants = self._constant(inputs[_CONSTANTS_AT], "its constants", may_be_empty=True)
-        scratch = self._memory(inputs[_SCRATCH_AT], "scratch")
+        scratch = self._memory_size(inputs[_SCRATCH_AT], "scratch")
         one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
-        fast_scratch = scratch if one_arena else self._memory(inputs[_FAST_SCRATCH_AT], "fast scratch")
+        fast_scratch = scratch if one_arena else self._memory_size(inputs[_FAST_SCRATCH_AT], "fast scratch")
         locations = [
-            tuple(self._read_tensor(index)[1] for index in side if index >= 0)  # -1: an omitted optional input
-            for side in (inputs[_FIRST_INPUT:], outputs)
+            tuple(self._read_tensor(index)[1] for index in indices if index >= 0)  # -1: an omitted optional input
+            for indices in (inputs[_FIRST_INPUT:], outputs)
         ]
         payload = EthosUPayload(
             product=header.product,
@@ -261,7 +261,7 @@ class _Reader:
             stream=header.kind,
             command_bytes=len(commands),
             weight_bytes=len(constants),
-            scratch_bytes=_arena_bytes([scratch], [location for side in locations for location in side]),
+            scratch_bytes=_arena_bytes([scratch], [location for tensors in locations for location in tensors]),
             fast_scratch_bytes=fast_scratch,
             inputs=locations[0],
             outputs=locations[1],
@@ -277,8 +277,8 @@ class _Reader:
             raise ProgramError(f"damaged: an operator '{ETHOS_U}' lacks {what}: tensor {index} is empty")
         return data
 
-    def _memory(self, index: int, what: str) -> int:
-        """Size in bytes of a tensor that stands for a memory of the NPU."""
+    def _memory_size(self, index: int, what: str) -> int:
+        """Size in bytes of a tensor that represents scratch or fast scratch."""
         _, location = self._read_tensor(index)
         if location.offset != 0:
             raise ProgramError(
@@ -321,7 +321,7 @@ def _read_quantization(quantization: Table | None) -> tuple[float | None, int | 
 
 
 def _operator_name(table: Table) -> str:
-    """Name of an operator. Codes above 127 are in a separate field."""
+    """Name of an operator. Its code is the larger of two fields, because the deprecated one is limited to 127."""
     builtin = max(table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code))
     return table.text(_OperatorCode.custom_code) or "CUSTOM" if builtin == _CUSTOM else _builtin_name(builtin)
 

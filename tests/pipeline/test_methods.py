@@ -222,6 +222,29 @@ def test_buffers_of_one_name() -> None:
     assert _ran(program, "one", "one", "other") == pytest.approx([2, 2.5, 2])
 
 
+class Renamed(nn.Module):
+    """The buffer ``total`` of ``Kept`` under another name; ``total`` is a constant here."""
+
+    state: Tensor
+    total: Tensor
+
+    def __init__(self, total: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("state", total)
+        self.register_buffer("total", torch.full((1, 4), 7.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.state + self.total
+        self.state.copy_(x)
+        return y
+
+
+def test_a_shared_buffer_keeps_its_name_from_other_tensors_of_a_method() -> None:
+    total = torch.zeros(1, 4)
+    program = _kept("TOSA_FP", {"one": Kept(total, "set").eval(), "other": Renamed(total).eval()})
+    assert _ran(program, "other", "other")[:2] == pytest.approx([7, 8])
+
+
 def test_a_buffer_that_one_method_only_reads() -> None:
     total = torch.zeros(1, 4)
     with pytest.raises(

@@ -334,9 +334,9 @@ def test_no_metadata() -> None:
 @pytest.mark.parametrize(
     ("allocation", "told"),
     [
-        (b"", "has 0 bytes of an unknown kind"),
-        (bytes(11), "has 11 bytes of an unknown kind"),
-        (struct.pack("<4i", 1, 1, 1, 0), "has 16 bytes of an unknown kind"),
+        (b"", "has 0 bytes in an unknown format"),
+        (bytes(11), "has 11 bytes in an unknown format"),
+        (struct.pack("<4i", 1, 1, 1, 0), "has 16 bytes in an unknown format"),
         (struct.pack("<4i", 0, 1, 1, 0), "announces 1 tensors and has 1, the model 6"),
         (struct.pack("<9i", 0, 1, 9, *range(6)), "announces 9 tensors and has 6, the model 6"),
         (struct.pack("<9i", 0, 1, 6, -1, -1, 16, 0, 0, 0), "scratch (tensor 2) is at byte 16 of the arena"),

@@ -1,4 +1,4 @@
-"""Error metrics (SQNR, cosine similarity, maximum error) from sums that add up over samples."""
+"""Error metrics (SQNR, cosine similarity, maximum error) computed from sums over all samples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Share of the values that ``Losses.p999`` bounds, and the number of values from which it is estimated.
-_PERCENTILE, _PERCENTILE_SAMPLES = 0.999, 1 << 16
+#: Fraction of the values at or below ``Losses.p999``; number of values above which it is estimated from a subset.
+_QUANTILE, _MAX_QUANTILE_VALUES = 0.999, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ErrorSums:
 
     @property
     def metrics(self) -> ErrorMetrics:
-        """The metrics."""
+        """Error metrics of all values that the sums cover."""
         norm = math.sqrt(self.signal * self.actual)
         return ErrorMetrics(decibels(self.signal, self.noise), self.dot / norm if norm else None, self.max_error)
 
@@ -74,7 +74,8 @@ class Losses:
     """Quantization error that a layer adds by itself, on floating-point inputs; errors are sums of squares.
 
     Attributes:
-        noise: total error. ``weights``, ``rounding`` and ``clipping`` are its causes, each taken alone.
+        noise: total error. ``weights``, ``rounding`` and ``clipping`` are the errors that each cause adds alone; their
+            sum need not equal ``noise``.
         weights: error of quantizing the weights.
         rounding: error of rounding the result, for values within its range.
         clipping: error of values outside of the result's range.
@@ -83,7 +84,7 @@ class Losses:
         clipped: number of values outside of the range.
         max_error: largest absolute error of a value.
         low, high: minimum and maximum of the values.
-        p999: 99.9th percentile of the absolute values, the maximum over samples.
+        p999: 99.9th percentile of the absolute values of each sample; the maximum over the samples.
     """
 
     noise: float = 0.0
@@ -111,26 +112,26 @@ class Losses:
             return Losses()
         x = _flatten(reference)
         low, high = grid.bounds
-        least, most = map(float, torch.aminmax(x))
-        half = grid.scale / 2  # up to half a step outside, a value is rounded, not clipped
-        clips = least < low - half or most > high + half
-        inside = x.clamp(low, high) if clips else x
-        rounding = grid.round_values(inside) - inside
+        minimum, maximum = map(float, torch.aminmax(x))
+        half_step = grid.scale / 2  # values less than half a step outside are rounded, not clipped
+        clips = minimum < low - half_step or maximum > high + half_step
+        clipped_x = x.clamp(low, high) if clips else x
+        rounding = grid.round_values(clipped_x) - clipped_x
         error = (
             rounding if unrounded is None and not clips else grid.round_values(x if unrounded is None else unrounded)
         )
         error = error if error is rounding else error.reshape(-1).sub_(x)
         return Losses(
-            noise=_energy(error),
-            weights=0.0 if unrounded is None else _energy(_flatten(unrounded) - x),
-            rounding=_energy(rounding),
-            clipping=_energy(inside - x) if clips else 0.0,
-            signal=_energy(x),
+            noise=_sum_of_squares(error),
+            weights=0.0 if unrounded is None else _sum_of_squares(_flatten(unrounded) - x),
+            rounding=_sum_of_squares(rounding),
+            clipping=_sum_of_squares(clipped_x - x) if clips else 0.0,
+            signal=_sum_of_squares(x),
             count=x.numel(),
-            clipped=int(((x < low - half) | (x > high + half)).sum()) if clips else 0,
+            clipped=int(((x < low - half_step) | (x > high + half_step)).sum()) if clips else 0,
             max_error=_max_abs(error),
-            low=least,
-            high=most,
+            low=minimum,
+            high=maximum,
             p999=_p999(x),
         )
 
@@ -176,8 +177,8 @@ def sum_losses(parts: Iterable[Losses]) -> Losses:
     for part in parts:
         for field in fields(Losses):
             one, other = getattr(total, field.name), getattr(part, field.name)
-            extreme = _EXTREMES.get(field.name)
-            setattr(total, field.name, one + other if extreme is None else extreme(one, other))
+            reduce = _REDUCTIONS.get(field.name)
+            setattr(total, field.name, one + other if reduce is None else reduce(one, other))
     return total
 
 
@@ -193,8 +194,13 @@ def _max_or_nan(one: float, other: float) -> float:
     return one if one >= other or math.isnan(one) else other
 
 
-#: Fields of ``Losses`` that combine other than by addition.
-_EXTREMES: dict[str, Callable[[float, float], float]] = {"max_error": _max_or_nan, "low": min, "high": max, "p999": max}
+#: How fields of ``Losses`` are reduced over samples; the other fields are added.
+_REDUCTIONS: dict[str, Callable[[float, float], float]] = {
+    "max_error": _max_or_nan,
+    "low": min,
+    "high": max,
+    "p999": max,
+}
 
 
 def in_float64(x: Tensor) -> Tensor:
@@ -205,26 +211,29 @@ def in_float64(x: Tensor) -> Tensor:
 
 
 def _flatten(x: Tensor) -> Tensor:
-    """Flatten, in float32 or else float64. Sums of squares in float32 have an error of 1e-6 in a tenth of the time."""
+    """Flatten; float32 stays float32, other types become float64.
+
+    Sums of squares in float32 have a relative error of 1e-6, and take a tenth of the time of float64.
+    """
     return x.reshape(-1) if x.dtype is torch.float32 else in_float64(x).reshape(-1)
 
 
-def _energy(x: Tensor) -> float:
+def _sum_of_squares(x: Tensor) -> float:
     return _dot(x, x)
 
 
 def _dot(x: Tensor, y: Tensor) -> float:
     """Compute the dot product; in float64 if float32 might overflow or underflow."""
-    size = abs(product := float(torch.dot(x, y)))
-    return product if 1e-25 < size < 1e30 or x.dtype is torch.float64 else float(torch.dot(x.double(), y.double()))
+    absolute = abs(product := float(torch.dot(x, y)))
+    return product if 1e-25 < absolute < 1e30 or x.dtype is torch.float64 else float(torch.dot(x.double(), y.double()))
 
 
 def _max_abs(x: Tensor) -> float:
-    least, most = map(float, torch.aminmax(x))
-    return _max_or_nan(-least, most)
+    minimum, maximum = map(float, torch.aminmax(x))
+    return _max_or_nan(-minimum, maximum)
 
 
 def _p999(x: Tensor) -> float:
-    """Compute the 99.9th percentile of the absolute values, of a subset if there are many."""
-    sizes = x[:: x.numel() // _PERCENTILE_SAMPLES | 1].abs() if x.numel() > _PERCENTILE_SAMPLES else x.abs()
-    return float(sizes.kthvalue(max(math.ceil(_PERCENTILE * sizes.numel()), 1)).values)
+    """Compute the 99.9th percentile of the absolute values; of evenly spaced values if there are many."""
+    magnitudes = x[:: x.numel() // _MAX_QUANTILE_VALUES | 1].abs() if x.numel() > _MAX_QUANTILE_VALUES else x.abs()
+    return float(magnitudes.kthvalue(max(math.ceil(_QUANTILE * magnitudes.numel()), 1)).values)

@@ -13,24 +13,25 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-#: Limits of a chain: operations, and operands that are no results of operations in the chain.
+#: U85 chains elementwise operations, which then pass intermediate results on without memory. Limits of a chain: the
+#: number of operations, and of external operands, which no operation in the chain computes.
 _MAX_CHAIN_OPERATIONS, _MAX_CHAIN_OPERANDS = 4, 3
 
 
 def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
-    """Give a TABLE of int16 an arithmetic producer of its own where other operators read the operand too.
+    """Duplicate the arithmetic before an int16 TABLE if other operators read its result too.
 
-    Vela then fuses the TABLE into this producer. As an operation of its own, a TABLE of 100 elements takes 2,600
-    cycles, an addition 100 (U55-128 and U85-256).
+    Vela fuses the TABLE into the duplicate, whose only reader it is. A TABLE of 100 elements that is not fused takes
+    2,600 cycles, an addition takes 100 (U55-128 and U85-256).
     """
     if target.hardware.npu:
         apply_once(graph, target, {"TABLE": [_duplicate_table_operand], "RESHAPE": [_duplicate_matmul_column]})
 
 
 def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
-    """Duplicate the arithmetic before a column that a MATMUL and a RESHAPE read.
+    """Let a RESHAPE read a duplicate of a column of shape (1, n, 1), so that a MATMUL is the column's only reader.
 
-    Vela transposes a column only for its single reader. The RESHAPE reads the duplicate.
+    Vela transposes a column only if it has a single reader.
     """
     b, x = rewriter.build, op.inputs[0]
     rescale = producer(x, "RESCALE")
@@ -46,7 +47,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
-    """TABLE of a copy of its operand, arithmetic and a RESCALE, if one of these has other readers."""
+    """Duplicate the arithmetic and the RESCALE that compute a TABLE's operand, if one of them has other readers."""
     rescale = producer(op.inputs[0], "RESCALE")
     arithmetic = rescale and rescale.inputs[0].producer
     if (
@@ -62,33 +63,35 @@ def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
-    """Arithmetic and a TABLE that Vela would chain with an earlier TABLE (``two_tables``: U85, 5.1 and 5.2).
+    """Match arithmetic and a TABLE that Vela would chain with an earlier TABLE (``two_tables``: U85, 5.1 and 5.2).
 
-    One of the TABLEs is int16. Vela copies both tables to the only slot before the chain starts: both TABLEs then use
-    the table that is copied later.
+    One of the TABLEs is int16. A chain has a single slot for tables, and Vela copies both tables to it before the
+    chain starts. The second copy overwrites the first, and both TABLEs read it.
 
     Returns:
-        the operators from the arithmetic to ``op``, or None.
+        the operators from the arithmetic to ``op``; None if there is no such chain.
     """
     steps = _collect_steps(op, rewriter)
     table = next((step for step in steps if step.kind == "TABLE"), op)
-    return steps if steps and _may_chain(steps[0], table, 0, 0, rewriter) else None
+    return steps if steps and _may_chain_tables(steps[0], table, 0, 0, rewriter) else None
 
 
 def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
-    """Compute the steps in halves, each of which reads a SLICE: such operations are in no chain.
+    """Compute the sequence ``steps`` on two halves of its operands, and concatenate the results.
 
-    By Vela's estimate the halves cost as many cycles as the whole.
+    Each half reads a SLICE, and Vela does not chain such an operation with its producer. By Vela's estimate, the two
+    halves together take as many cycles as the undivided sequence.
     """
     table = next((step for step in steps if step.kind == "TABLE"), op)
     b, shape = rewriter.build, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
-    if axis is None:  # one element cannot be halved: a CLAMP takes the TABLE's place in the chain
+    if axis is None:
+        # One element cannot be halved. The arithmetic fuses a CLAMP of the full range in place of the TABLE.
         clamped = b.reshape(b.clamp(table.inputs[0], *table.inputs[0].dtype.range), shape)
         return b.reshape(_emit_unary_steps(steps[steps.index(table) :], clamped, b), op.output.shape)
     middle, halves = shape[axis] // 2, []
     for bounds in ((0, middle), (middle, shape[axis])):
-        inputs = [_narrow_operand(value, axis, bounds, rewriter) for value in steps[0].inputs]
+        inputs = [_slice_operand(value, axis, bounds, rewriter) for value in steps[0].inputs]
         half_shape = (*shape[:axis], bounds[1] - bounds[0], *shape[axis + 1 :])
         first = b.emit(steps[0].kind, inputs, half_shape, steps[0].output.dtype, **steps[0].attrs)
         halves.append(_emit_unary_steps(steps[1:], first, b))
@@ -96,10 +99,12 @@ def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
 
 
 def _collect_steps(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Arithmetic, RESCALEs, a TABLE and, for int16, the RESCALE of its result, if ``op`` is the last of them.
+    """Collect the sequence of operators that ends with ``op``: arithmetic, RESCALEs and a TABLE.
+
+    For int16, the RESCALE of the TABLE's result follows. The operators between have a single reader.
 
     Returns:
-        the operators without RESHAPEs; empty if there is no such sequence.
+        the operators in order, without RESHAPEs; empty if ``op`` does not end such a sequence.
     """
     users = rewriter.users(op.output) or []
     if (op.kind == "TABLE" and len(users) == 1 and users[0].kind == "RESCALE") or (
@@ -108,20 +113,23 @@ def _collect_steps(op: Op, rewriter: Rewriter) -> list[Op]:
         return []
     steps = [op]
     while steps[0].kind in ("TABLE", "RESCALE", "RESHAPE") and not steps[0].attrs.get("per_channel"):
-        before = steps[0].inputs[0]
-        if before.producer is None or not rewriter.single_use(before):
+        operand = steps[0].inputs[0]
+        if operand.producer is None or not rewriter.single_use(operand):
             return []
-        steps.insert(0, before.producer)
+        steps.insert(0, operand.producer)
     is_arithmetic = steps[0].kind in ELEMENTWISE - {"CLAMP", "RESCALE", "TABLE"}
     return [step for step in steps if step.kind != "RESHAPE"] if is_arithmetic else []
 
 
-def _may_chain(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter) -> bool:
-    """Whether a chain that ``op`` is part of may contain another TABLE before ``table``, with other values.
+def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter) -> bool:
+    """Whether Vela may chain ``op`` or its producers with ``table`` so that the chain has a TABLE of other values.
 
     Args:
-        length: the operations that are in the chain already.
-        operands: the external operands that are in the chain already.
+        op: the operator from which to search backwards.
+        table: the last TABLE of the chain.
+        length: number of operations in the chain, without ``op``.
+        operands: number of external operands of the chain, without those of ``op``.
+        rewriter: the rewriter of the graph.
     """
     if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _MAX_CHAIN_OPERATIONS or operands > _MAX_CHAIN_OPERANDS:
         return False
@@ -130,45 +138,49 @@ def _may_chain(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter
         fits = length < _MAX_CHAIN_OPERATIONS and operands + _count_table_operands(op, rewriter) <= _MAX_CHAIN_OPERANDS
         if is_int16 and fits and not np.array_equal(op.attrs["table"], table.attrs["table"]):
             return True
-    if op.kind not in ("CLAMP", "RESCALE", "RESHAPE", "TABLE"):  # these are fused, or are no operation
+    if op.kind not in ("CLAMP", "RESCALE", "RESHAPE", "TABLE"):  # Vela fuses or removes these four kinds
         length, operands = length + 1, operands + _count_operands(op) - 1
     producers = [value.producer for value in op.inputs if rewriter.single_use(value) and value.producer is not None]
-    return any(_may_chain(op_before, table, length, operands, rewriter) for op_before in producers)
+    return any(_may_chain_tables(parent, table, length, operands, rewriter) for parent in producers)
 
 
 def _count_operands(op: Op) -> int:
-    """The number of operands that are not single constants; at least 1."""
+    """Count the operands that are not scalar constants; at least 1."""
     return max(1, sum(value.data is None or value.size > 1 for value in op.inputs))
 
 
 def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
-    """The number of operands of the arithmetic that a TABLE is certainly fused into; else 1, the TABLE's own."""
+    """Count the operands of the operation that computes a TABLE.
+
+    That is the arithmetic that Vela is certain to fuse the TABLE into; otherwise the TABLE, which has one operand.
+    """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
     if rescale is not None and rewriter.single_use(value) and not rescale.attrs["per_channel"]:
         value = rescale.inputs[0]
-    before = value.producer
-    is_fused = before is not None and before.kind in ("ADD", "SUB", "MUL") and rewriter.single_use(value)
-    return _count_operands(before) if is_fused and before is not None else 1
+    arithmetic = value.producer
+    is_fused = arithmetic is not None and arithmetic.kind in ("ADD", "SUB", "MUL") and rewriter.single_use(value)
+    return _count_operands(arithmetic) if is_fused and arithmetic is not None else 1
 
 
 def _emit_unary_steps(steps: list[Op], value: Value, b: Builder) -> Value:
-    """Emit the unary operators ``steps`` again, from ``value`` on."""
+    """Emit copies of the unary operators ``steps``; the first one reads ``value``."""
     for step in steps:
         value = b.emit(step.kind, (value,), value.shape, step.output.dtype, **step.attrs)
     return value
 
 
-def _narrow_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) -> Value:
-    """The slice ``span`` of an operand along ``axis``; an operand that broadcasts along it stays whole.
+def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) -> Value:
+    """Slice an operand to ``span`` along ``axis``; an operand of size 1, which broadcasts, is not sliced.
 
-    A widening RESCALE is emitted again on the slice, because the arithmetic fuses it.
+    If a RESCALE to int32 computes the operand, the RESCALE's input is sliced instead, because Vela fuses the RESCALE
+    into the arithmetic.
     """
     b, (start, end), op = rewriter.build, span, producer(value, "RESCALE")
     if value.shape[axis] == 1:
         return value
     if op is not None and value.dtype is DType.INT32 and rewriter.single_use(value) and not op.attrs["per_channel"]:
-        return _emit_unary_steps([op], _narrow_operand(op.inputs[0], axis, span, rewriter), b)
+        return _emit_unary_steps([op], _slice_operand(op.inputs[0], axis, span, rewriter), b)
     if value.data is not None:
         return b.const(value.data.take(range(start, end), axis), value.dtype)
     return b.narrow(value, axis, start, end - start)
