@@ -13,24 +13,24 @@ from arm_backend_core.tosa.serialize import serialize
 
 
 def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
-    """Compile every operator alone, with the RESCALE that reads it; the first that fails in the same way is the cause.
+    """Compile each operator alone, together with a RESCALE that reads it, and return the first with the same error.
 
-    Called only after a failure that names no operator; it costs milliseconds an operator.
+    It runs only after a failure that names no operator, and takes milliseconds per operator.
 
     Args:
         graph: the graph that failed.
-        spec: how it was compiled.
-        error: the failure.
+        spec: compile spec of that graph.
+        error: its error; only the reason before " while " is compared.
 
     Returns:
-        The origin of the operator; None if every operator compiles alone.
+        The origin of the operator; None if no operator alone has this error.
     """
     users = graph.users()
     for op in graph.ops:
         rescales = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
-            part = extract_region(graph, [op, *rescales], users, graph.ops.index)
-            compile_payload(spec, serialize(part), delegate="culprit", locate=lambda _: None)
+            subgraph = extract_region(graph, [op, *rescales], users, graph.ops.index)
+            compile_payload(spec, serialize(subgraph), delegate="culprit", locate=lambda _: None)
         except CompileError as failure:
             if failure.artifact:
                 Path(failure.artifact).unlink(missing_ok=True)

@@ -17,30 +17,30 @@ ACTIVATIONS = ("CLAMP", "TABLE")
 
 
 def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Match a convolution, its RESCALE and a following CLAMP or TABLE, as long as each is the only reader."""
-    steps = [op]
+    """Match a convolution, its RESCALE and a following CLAMP or TABLE; stop where a result has several readers."""
+    chain = [op]
     for kinds in (("RESCALE",), ACTIVATIONS):
-        readers = rewriter.users(steps[-1].output) or []
+        readers = rewriter.users(chain[-1].output) or []
         if len(readers) != 1 or readers[0].kind not in kinds:
             break
-        steps += readers
-    return steps
+        chain += readers
+    return chain
 
 
 def trace_epilogue(op: Op, kind: str) -> list[Op]:
-    """Trace the same chain backwards from its last operator to the operator of this ``kind``."""
-    steps = [op]
-    while steps[0].kind != kind:
-        before = steps[0].inputs[0].producer
+    """Follow first inputs from ``op`` back to an operator of this ``kind``; return the chain, that operator first."""
+    chain = [op]
+    while chain[0].kind != kind:
+        before = chain[0].inputs[0].producer
         assert before is not None
-        steps.insert(0, before)
-    return steps
+        chain.insert(0, before)
+    return chain
 
 
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect ``last`` and its readers up to convolutions.
+    """Collect ``last`` and its readers, up to and including convolutions and their RESCALE.
 
-    Without its readers the result would be an output of the region, whose memory layout costs twice as much.
+    The region includes the readers because an output of a region has a memory layout that costs twice as much.
     """
     readers = collect_neighbors(last, rewriter, (), ("CONCAT", "RESCALE", *ACTIVATIONS))
     convs = [reader for step in readers for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
@@ -48,13 +48,13 @@ def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def select_constant_channels(value: Value, size: int, channels: Array) -> Value:
-    """Select channels of a constant with ``size`` channels, or with one that applies to all of them."""
+    """Select channels of a constant, which is first broadcast to ``size`` channels if it has only one."""
     assert value.data is not None
     return constant(np.broadcast_to(value.data, (size, *value.shape[1:]))[channels], value.dtype)
 
 
 def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Builder) -> Value:
-    """Emit the epilogue ``steps`` on sums that hold these channels of the convolution."""
+    """Emit the epilogue's operators on ``value``: the accumulators of these channels of the convolution."""
     for step in steps:
         attrs = dict(step.attrs)
         if attrs.get("per_channel"):

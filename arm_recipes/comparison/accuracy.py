@@ -67,31 +67,37 @@ def _as_number(metric: Metric, value: Any, index: int) -> float:
 def compute_top1_accuracy(
     labels: Tensor, reference: Sequence[Any], program: Sequence[Any], *, has_padding: bool
 ) -> Accuracy:
-    """Compute the share of items whose largest class score is at the label.
+    """Compute the share of items for which the class with the largest score is the label.
 
     Args:
         labels: one class index for each item of each sample, in order.
         reference, program: first output of each sample: class scores.
-        has_padding: the last items may be repetitions without a label.
+        has_padding: the last batch may be filled up with repeated items, which have no label and are ignored.
 
     Raises:
         ValueError: the numbers of labels and items differ, or the first output holds no class scores.
     """
-    by_side = []
+    both_predictions = []
     for outputs in (reference, program):
         scores = [_check_scores(output) for output in outputs]
-        axis = _class_axis(scores[0], len(scores), labels.numel())
-        predictions = torch.cat([one.argmax(axis).flatten() for one in scores])
-        by_side.append(predictions[: labels.numel()] if has_padding else predictions)
-    for predictions in by_side:
+        axis = _class_axis(scores[0], len(scores), labels.numel(), has_padding)
+        predictions = torch.cat([batch.argmax(axis).flatten() for batch in scores])
+        both_predictions.append(predictions[: labels.numel()] if has_padding else predictions)
+    for predictions in both_predictions:
         if predictions.numel() != labels.numel():
             raise ValueError(
                 f"labels: there are {labels.numel()}, but {len(reference)} samples have {predictions.numel()} items; "
                 "give one label for each item, in the order of the samples"
             )
-    reference_share, program_share = (float((predictions == labels).double().mean()) for predictions in by_side)
+    reference_share, program_share = (
+        float((predictions == labels).double().mean()) for predictions in both_predictions
+    )
     return Accuracy(
-        "top-1 accuracy", reference_share, program_share, labels.numel(), int((by_side[0] == by_side[1]).sum())
+        "top-1 accuracy",
+        reference_share,
+        program_share,
+        labels.numel(),
+        int((both_predictions[0] == both_predictions[1]).sum()),
     )
 
 
@@ -123,7 +129,14 @@ def _check_scores(output: Any) -> Tensor:
     return output if output.dim() > 1 else output[None]
 
 
-def _class_axis(scores: Tensor, samples: int, labels: int) -> int:
-    """Return the class dimension that fits the number of labels: 1 for images [N, C, ...], -1 for tokens."""
-    matching_axes = [axis for axis in (1, -1) if samples * scores.numel() // max(scores.shape[axis], 1) == labels]
-    return matching_axes[0] if matching_axes else -1
+def _class_axis(scores: Tensor, samples: int, labels: int, has_padding: bool) -> int:
+    """Return the class dimension: 1 (images, [N, C, ...]) or -1 (tokens, [N, T, C]).
+
+    It is the dimension whose removal leaves as many items as there are labels, or with padding fewer than one sample's
+    items more; -1 if neither does.
+    """
+    for axis in (1, -1):
+        items = scores.numel() // max(scores.shape[axis], 1)  # of one sample
+        if 0 <= samples * items - labels < (max(items, 1) if has_padding else 1):
+            return axis
+    return -1

@@ -51,11 +51,11 @@ class Method:
     """
 
     def __init__(self, result: Artifact, name: str) -> None:
-        known = {method.name: method for method in result.report.methods}
-        if name not in known or name not in result.exported_programs:
-            raise ValueError(f"no method '{name}'; the program has: {', '.join(known)}")
+        reports = {method.name: method for method in result.report.methods}
+        if name not in reports or name not in result.exported_programs:
+            raise ValueError(f"no method '{name}'; the program has: {', '.join(reports)}")
         self._result, self._name = result, name
-        self._report: MethodReport = known[name]
+        self._report: MethodReport = reports[name]
         self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
         #: Checksums of delegates in loops. ExecuTorch's emitter records no instructions for them, so we log no events.
         self._in_loops = {delegate.checksum for delegate in self._report.delegates if delegate.calls > 1}
@@ -64,14 +64,14 @@ class Method:
         """Load the program again and run it with ExecuTorch's event tracer.
 
         Args:
-            tensors: inputs of the model, or of the program.
+            tensors: inputs, as the model takes them or (if quantized) as the program takes them.
 
         Raises:
             ValueError: ETDump cannot encode a dtype or an output of the method.
         """
         check_loggable(self._result.executorch_program, self._name)
         # A separate run, so that tracing the delegates does not add to the durations of the events.
-        calls = self._calls(tensors)
+        calls = self._record_calls(tensors)
         model_inputs = self._to_model(tensors)
         expected = compute_node_values(
             self._program, model_inputs, {layer.node for call in calls for layer in call.layers}
@@ -82,7 +82,7 @@ class Method:
             *self._to_program(tensors),
             method=self._name,
             debug_bytes=debug_buffer_bytes(manager, self._name, expected),
-            listener=lambda run: None if run.checksum in self._in_loops else log_events(next(event_lists)),
+            listener=lambda execution: None if execution.checksum in self._in_loops else log_events(next(event_lists)),
         )
         return Dump(
             etdump, debug, build_etrecord(manager, self._name, self._program, calls, model_inputs), tuple(outputs)
@@ -93,22 +93,22 @@ class Method:
     ) -> ETRecord:
         """Build the ETRecord of the method, with samples and the program's outputs for them."""
         zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
-        calls = self._calls(samples[0] if samples else zeros)
+        calls = self._record_calls(samples[0] if samples else zeros)
         model_inputs = self._to_model(samples[0]) if samples else None
         return build_etrecord(
             self._result.executorch_program, self._name, self._program, calls, model_inputs, outputs or None
         )
 
-    def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
+    def _record_calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
         """Run the program and collect its delegate calls with the results of their operations."""
         program = self._result.program()  # keep a reference: its delegates are released with it
         with plugin.record_executions() as executions:
             program.run(*self._to_program(tensors), method=self._name)
-        outside_loops = [each for each in executions if each.checksum not in self._in_loops]
+        outside_loops = [execution for execution in executions if execution.checksum not in self._in_loops]
         return collect_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
-        """Outputs of the program for samples in sequence; mutable buffers keep their values between samples."""
+        """Run one loaded program on all samples in order and return the outputs; mutable buffers keep their values."""
         program = self._result.program()
         runs = (program.run(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
@@ -154,12 +154,12 @@ def create_inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: 
 
 
 def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
-    """Build the files beside a program (ETRecords, bundled program), by name.
+    """Build the files that are saved next to the ``.pte`` (ETRecords, bundled program), by file name.
 
     Raises:
         ValueError: samples do not match the model, or ExecuTorch cannot bundle the inputs or outputs.
     """
-    bundled_samples = {} if bundled is None else _samples(result, bundled)
+    bundled_samples = {} if bundled is None else _bundled_samples(result, bundled)
     main = result.main_method
     contents: dict[str, bytes] = {}
     suites = []
@@ -177,7 +177,7 @@ def build_files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> d
     return contents
 
 
-def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
+def _bundled_samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
     names = [method.name for method in result.report.methods]
     by_method: Mapping[str, Any] = bundled if isinstance(bundled, Mapping) else {result.main_method: bundled}
     unknown = [name for name in by_method if name not in names]
@@ -213,7 +213,7 @@ def _translate_bundling_errors() -> Iterator[None]:
 
 
 def _build_bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
-    """Build the bundled program from the bytes that ``save`` writes, including the checksum."""
+    """Build the bundled program. It contains the same ``.pte`` bytes as ``save`` writes, which include the checksum."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 

@@ -1,4 +1,4 @@
-"""Test vectors of the self-test: inputs as the program takes them, and their bytes in memory."""
+"""Test vectors of the self-test: check or generate input tensors, and convert tensors to bytes and back."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Port:
 
 
 def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
-    """Random inputs for a method without samples: noise, and zeros for integers that may be indices."""
+    """Random inputs for a method without samples; zeros for unquantized integers, which may be indices."""
     import torch
 
     from arm_backend_core.kinds import ScalarKind, kind_of
@@ -56,6 +56,9 @@ def random_inputs(inputs: Sequence[Port]) -> list[Tensor]:
 def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
     """Check number, shapes and dtypes of a sample's tensors, and return them.
 
+    Args:
+        what: name of the sample in errors.
+
     Raises:
         ValueError: they do not match the inputs of the program.
     """
@@ -75,7 +78,7 @@ def check_tensors(values: Sequence[Any], inputs: Sequence[Port], what: str) -> l
 
 
 def tensor_to_bytes(tensor: Tensor, layout: PteTensor) -> bytes:
-    """Bytes of a tensor in memory order."""
+    """Bytes of a tensor, in the dimension order of its memory layout."""
     import torch
 
     ordered = tensor.detach().permute(layout.dim_order).contiguous()
@@ -83,7 +86,7 @@ def tensor_to_bytes(tensor: Tensor, layout: PteTensor) -> bytes:
 
 
 def tensor_from_bytes(data: bytes, port: Port) -> Tensor:
-    """Tensor from its bytes in memory order; the inverse of ``tensor_to_bytes``."""
+    """Tensor from its bytes; the inverse of ``tensor_to_bytes``."""
     import torch
 
     order = port.layout.dim_order
@@ -94,7 +97,7 @@ def tensor_from_bytes(data: bytes, port: Port) -> Tensor:
 
 
 def samples_by_method(samples: Any, main: str) -> Mapping[str, Any]:
-    """Samples by method; samples without names belong to the main method."""
+    """Samples by method name; ``samples`` that are not a dict are those of the method ``main``."""
     if samples is None:
         return {}
     return samples if isinstance(samples, Mapping) else {main: samples}

@@ -34,12 +34,12 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
 
-    #: Converts a sample to tensors of the program, from the method, its ports, the sample and the sample's name in
-    #: errors.
+    #: Converts a sample to input tensors of the program. Arguments: method, its ports, sample, and the name of the
+    #: sample in errors.
     Convert = Callable[[str, Ports, Any, str], Sequence[Any]]
 
 #: Files of ``runtime/`` that are copied to ``backend/``.
-_BACKEND = (
+_BACKEND_FILES = (
     "CMakeLists.txt",
     "README.md",
     "cmake/cortex-m55.cmake",
@@ -93,10 +93,10 @@ class Firmware(Renderable):
         pools = self.pools
         rows: list[tuple[str, ...]] = []
         for method in pools.methods:
-            of = f" of '{method.name}'" if len(pools.methods) > 1 else ""
+            suffix = f" of '{method.name}'" if len(pools.methods) > 1 else ""
             rows += [
-                (f"method allocator{of}", format_bytes(method.pool)),
-                (f"planned memory{of}", format_bytes(method.planned)),
+                (f"method allocator{suffix}", format_bytes(method.pool)),
+                (f"planned memory{suffix}", format_bytes(method.planned)),
             ]
         rows += [("shared planned memory", format_bytes(count)) for count in pools.shared]
         rows += [("temp allocator", format_bytes(pools.temp)), ("fast scratch", format_bytes(pools.fast_scratch))]
@@ -110,10 +110,10 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
 
     Args:
         source: a result of ``export``, a loaded program, or the path or bytes of a ``.pte``.
-        folder: new, empty, or written by an earlier call, whose files are replaced.
-        samples: inputs of the self-test: for a result, as ``samples`` of ``arm_recipes.export``; for a program, a list
-            of its input tensors. A dict by method if there are several methods. Each sample occupies flash. A method
-            without samples runs on noise.
+        folder: new, empty, or written by an earlier call; files of the earlier call are replaced.
+        samples: inputs of the self-test. For a result of ``export``: as its argument ``samples``. For a program: a list
+            of samples, each a tuple of input tensors. For several methods: a dict of these by method name. Each sample
+            occupies flash. The self-test of a method without samples has random inputs.
 
     Raises:
         ValueError: the folder is not writable, the program is for another target, or samples do not fit the program.
@@ -123,7 +123,7 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
     model = build_model(source, samples, target.name)
     contents = {
         **render_files(model),
-        **_backend_sources(),
+        **_read_backend_sources(),
         "model.pte": model.program,
         "model.bpte": build_bundled_program(model.program, model.ports, model.golden),
     }
@@ -142,7 +142,7 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
 
 
 def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
-    """Gather the content of the files. Runs the program in its pools; arguments and errors as ``save_firmware``."""
+    """Build the content of the files, and run the program on the host; arguments and errors as ``save_firmware``."""
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
@@ -172,14 +172,14 @@ def _convert_program_sample(method: str, ports: Ports, sample: Any, what: str) -
 
 def _build_model(program: Program, samples: Any, convert: Convert, tool_versions: tuple[str, str], name: str) -> Model:
     inspection, methods = inspect_program(program.data), program.content.methods
-    _check(inspection)
-    ports = tuple(_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
-    cases = tuple(_cases(ports, samples, convert))
-    pools = measure_pools(program.data, inspection, [_first_case(cases, of.method) for of in ports])
+    _check_runnable(inspection)
+    ports = tuple(_build_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
+    cases = tuple(_build_cases(ports, samples, convert))
+    pools = measure_pools(program.data, inspection, [_first_case(cases, method_ports.method) for method_ports in ports])
     return Model(
         name=name,
         program=program.data,
-        versions=_versions(inspection, program, *tool_versions),
+        versions=_describe_versions(inspection, program, *tool_versions),
         pools=pools,
         ports=ports,
         kernels=classify_kernels(operator for method in inspection.methods for operator in method.operators),
@@ -191,8 +191,8 @@ def _first_case(cases: Sequence[Case], method: str) -> Case:
     return next(case for case in cases if case.method == method)
 
 
-def _check(inspection: Inspection) -> None:
-    """Raise if firmware cannot run the program: it needs ``EthosUBackend``, COP1 streams and tensors as inputs."""
+def _check_runnable(inspection: Inspection) -> None:
+    """Raise ValueError unless delegates are Ethos-U with COP1 streams, and inputs and outputs are tensors."""
     macros: dict[str, str] = {}
     for method in inspection.methods:
         other = macros.setdefault(identifier(method.name).upper(), method.name)
@@ -233,31 +233,26 @@ def _check_delegate(delegate: DelegateInspection, has: str) -> None:
         )
 
 
-def _ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ports:
-    def side(infos: Sequence[Any], layouts: Sequence[PteTensor | str]) -> tuple[Port, ...]:
+def _build_ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ports:
+    def to_ports(infos: Sequence[Any], layouts: Sequence[PteTensor | str]) -> tuple[Port, ...]:
         pairs = zip(infos, layouts, strict=True)
         return tuple(Port(info, layout) for info, layout in pairs if isinstance(layout, PteTensor))
 
-    return Ports(method.name, side(inputs, method.inputs), side(outputs, method.outputs))
+    return Ports(method.name, to_ports(inputs, method.inputs), to_ports(outputs, method.outputs))
 
 
-def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
+def _build_cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
     from arm_recipes.samples.inputs import sample_list
 
-    names = [of.method for of in ports]
+    names = [method_ports.method for method_ports in ports]
     by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
     unknown = [name for name in by_method if name not in names]
     if unknown:
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
     for method_ports in ports:
-        try:
-            method_samples = (
-                sample_list(method_ports.method, by_method[method_ports.method])
-                if method_ports.method in by_method
-                else []
-            )
-        except ValueError:
-            raise
+        method_samples = (
+            sample_list(method_ports.method, by_method[method_ports.method]) if method_ports.method in by_method else []
+        )
         what = f"of method '{method_ports.method}'"
         converted = [
             convert(method_ports.method, method_ports, sample, f"samples[{i}] {what}")
@@ -272,7 +267,7 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
             )
 
 
-def _versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
+def _describe_versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
     payloads = [
         delegate.payload
         for method in inspection.methods
@@ -281,19 +276,19 @@ def _versions(inspection: Inspection, program: Program, vela: str, executorch: s
     ]
     npus = sorted({f"Ethos-U{payload.product}-{payload.macs}" for payload in payloads})
     delegates = [delegate for method in program.content.methods.values() for delegate in method.delegates]
-    releases = sorted({_read_architecture(delegate.data) for delegate in delegates})
+    architectures = sorted({_read_architecture(delegate.data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
         executorch=executorch,
         vela=vela if payloads else "none",
         npu=", ".join(npus) or "no NPU",
         stream=", ".join(streams) or "none",
-        architecture=", ".join(releases) or "none",
+        architecture=", ".join(architectures) or "none",
     )
 
 
 def _read_architecture(payload: memoryview) -> str:
-    """NPU architecture release, from the word after the configuration in the stream's header.
+    """Read the NPU architecture release from word 3 of the command stream, which follows the configuration word.
 
     Bits: major 28-31, minor 20-27, patch 16-19.
     """
@@ -301,9 +296,9 @@ def _read_architecture(payload: memoryview) -> str:
     return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
 
 
-def _backend_sources() -> dict[str, bytes]:
-    """Sources of the backend, in the version that matches the program."""
-    paths = sorted(path for pattern in _BACKEND for path in SOURCES.glob(pattern) if path.is_file())
+def _read_backend_sources() -> dict[str, bytes]:
+    """Read the C++ sources of the backend; this package contains the version that matches the program."""
+    paths = sorted(path for pattern in _BACKEND_FILES for path in SOURCES.glob(pattern) if path.is_file())
     return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
 
 

@@ -1,6 +1,7 @@
 """Build the host plugin and the firmware runner from C++ sources, and cache the binaries.
 
-Both must match the ExecuTorch library of this environment, so no wheel contains them. Compiling takes some seconds.
+The binaries must match the ExecuTorch library of this environment, so no wheel contains them. Compiling takes some
+seconds.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from arm_recipes.runtime.errors import RuntimeUnavailable
 #: C++ sources; wheels of this project contain them.
 SOURCES = Path(__file__).parent / "cpp"
 _EMULATOR = "emulator"
+#: Source folders of the plugin.
 _HOST = ("common", "host", "kernels", _EMULATOR)
 _HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
-#: Sources of the firmware runner: the code of a firmware with a simulated NPU, and a main program that runs it in
-#: memory pools of given sizes.
+#: Source folders of the firmware runner: the backend for firmware, the emulator in place of the NPU, and a main program
+#: that sets the sizes of the memory pools.
 _FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _FIRMWARE_UNITS = (
     "tools/pools.cpp",
@@ -44,7 +46,7 @@ _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Path of the plugin's shared library; compiled unless the cache has it for this ExecuTorch.
+    """Compile the plugin, or take it from the cache if that has it for this ExecuTorch; return the library's path.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
     clang++ or c++.
@@ -61,7 +63,7 @@ def build_plugin() -> Path:
 
 
 def build_firmware_runner() -> Path:
-    """Path of the firmware runner, compiled from ``runtime/tools/pools.cpp`` in the same way as the plugin.
+    """Compile the firmware runner (``runtime/tools/pools.cpp``), or take it from the cache; return its path.
 
     It links to the plugin, which contains the emulator of the NPU.
 
@@ -70,7 +72,8 @@ def build_firmware_runner() -> Path:
     """
     executorch, emulator = _executorch_folder(), build_plugin()
     library = executorch / "lib"
-    # Kernels register themselves; no symbol refers to their libraries, so the linker must not drop these.
+    # Kernels register themselves when their library loads. No symbol refers to these libraries, so the linker would
+    # drop them.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
     target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
@@ -91,7 +94,7 @@ def _executorch_folder() -> Path:
 
 
 def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
-    """Hash of everything that a binary depends on: ExecuTorch, flags and sources."""
+    """Hash of ExecuTorch, flags and sources. The compiler is not part of it: any that is found may build the binary."""
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
@@ -132,14 +135,14 @@ def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequ
         # Build under a temporary name and rename: another process may build or load the same file.
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             binary = Path(folder) / target.name
-            objects = [str(Path(folder) / f"{number}.o") for number in range(len(sources))]
-            jobs = [
-                [*command, *_DEFINES, *includes, "-c", str(source), "-o", to]
-                for source, to in zip(sources, objects, strict=True)
+            objects = [str(Path(folder) / f"{i}.o") for i in range(len(sources))]
+            commands = [
+                [*command, *_DEFINES, *includes, "-c", str(source), "-o", object_file]
+                for source, object_file in zip(sources, objects, strict=True)
             ]
             # A user is waiting, so use all processors.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(_run, jobs))
+                list(pool.map(_run, commands))
             _run([*command, *objects, *link, "-o", str(binary)])
             os.replace(binary, target)
     except OSError as error:

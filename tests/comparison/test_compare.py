@@ -394,6 +394,17 @@ def test_a_loader_brings_its_labels(batch: int) -> None:
     assert found.accuracy == result.compare(images(10), labels, workers=1, layers=False).accuracy
 
 
+def test_labels_of_pixels_with_a_partial_last_batch() -> None:
+    """The class dimension is 1: removing the last one would also leave more items than there are labels."""
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(3, 21, 1).eval(), torch.randn(10, 3, 8, 8)
+    labels = model(x).argmax(1)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x[:4],)])
+    found = result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), workers=1, layers=False)
+    assert found.accuracy is not None
+    assert (found.accuracy.reference, found.accuracy.items) == (1.0, labels.numel())
+
+
 def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
     x, labels = _labelled()
 

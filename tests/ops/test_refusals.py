@@ -53,6 +53,11 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [Input((2, 8)), Input((2, 8))],
         "index_put of several values by a mask of some dimensions; write it with torch.where",
     ),
+    "index_put_by_an_index_and_a_mask": (
+        lambda x: x.index_put((torch.tensor([1]), torch.tensor([True, False, True, False])), torch.tensor(5.0)),
+        [Input((3, 4))],
+        "index_put of several values by a mask of some dimensions; write it with torch.where",
+    ),
     "nothing": (
         lambda x: torch.relu(x[:, :0]),
         [X],

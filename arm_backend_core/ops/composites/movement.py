@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @decomposition(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Every (n + 1)-th element of the flattened square of side n."""
+    """The diagonal of the last two dimensions, cropped to n x n: every (n + 1)-th element of the flattened square."""
     x = x.movedim((dim1, dim2), (-2, -1))
     x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
     side = min(x.shape[-2:])
@@ -39,49 +39,48 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Tensor.unfold: windows of ``size`` elements every ``step`` along ``dim``, in a new last dimension.
 
-    Runs of gcd(size, step) elements are indexed together.
+    One index selects a block of gcd(size, step) consecutive elements, so that the index tensor is short.
     """
     if not x.dim():
         return x.reshape(1)
-    axis, row = dim % x.dim(), math.gcd(size, step)
-    places = [
-        [start + i for i in range(size // row)] for start in range(0, (x.shape[axis] - size) // row + 1, step // row)
-    ]
-    rows = x.narrow(axis, 0, x.shape[axis] // row * row).unflatten(axis, (-1, row)) if row > 1 else x
-    picked = torch.index_select(rows, axis, torch.tensor(places).reshape(-1))
-    if row > 1:
-        picked = picked.flatten(axis, axis + 1)
-    return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
+    axis, block = dim % x.dim(), math.gcd(size, step)
+    starts = range(0, (x.shape[axis] - size) // block + 1, step // block)
+    indices = [[start + i for i in range(size // block)] for start in starts]
+    blocks = x.narrow(axis, 0, x.shape[axis] // block * block).unflatten(axis, (-1, block)) if block > 1 else x
+    selected = torch.index_select(blocks, axis, torch.tensor(indices).reshape(-1))
+    if block > 1:
+        selected = selected.flatten(axis, axis + 1)
+    return selected.unflatten(axis, (len(indices), size)).movedim(axis + 1, -1)
 
 
-OUT_OF_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
+OUT_OF_VIEW = "it reads memory beyond the view that is its input; index the whole tensor instead"
 
 
 def _strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
-    """Indices in contiguous memory of a strided view.
+    """Indices of a strided view's elements in the flattened x.
 
     Raises:
-        ModelError: the view reaches beyond x, which is a part of some memory in eager mode but a tensor of its own in
-            the program.
+        ModelError: the view reads memory outside of x. In eager mode, x may share its memory with a larger tensor; in
+            the program, it is a separate tensor.
     """
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
-    places = np.asarray(first + (np.indices(tuple(size)) * steps).sum(0))
-    if not x.is_contiguous() or (places.size and (places.min() < 0 or places.max() >= x.numel())):
+    strides = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
+    indices = np.asarray(first + (np.indices(tuple(size)) * strides).sum(0))
+    if not x.is_contiguous() or (indices.size and (indices.min() < 0 or indices.max() >= x.numel())):
         raise ModelError(OUT_OF_VIEW)
-    return places
+    return indices
 
 
 @decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """A strided view of contiguous memory as an index_select."""
-    places = torch.tensor(_strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
-    return torch.index_select(x.reshape(-1), 0, places).reshape(tuple(size))
+    indices = torch.tensor(_strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
+    return torch.index_select(x.reshape(-1), 0, indices).reshape(tuple(size))
 
 
 @decomposition(aten._reshape_alias.default, reads_memory=True)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A view with the given strides, which usually are those of a reshape."""
+    """A view with these strides: a reshape if its strides are the same, else ``as_strided``."""
     shaped = x.reshape(tuple(size))
     return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
 
@@ -108,24 +107,25 @@ def embedding_bag(
 ) -> tuple[Tensor, None, None, None]:
     """Sum (mode 0), mean (1) or maximum (2) of the rows from each offset to the next; 0 for an empty bag.
 
-    Returns None for the bookkeeping results. A sum is a matrix product with 0 and 1, which needs finite rows.
+    The other three results of the operator, which only its gradient needs, are None. Sum and mean are a matrix product
+    with one row of 0 and 1 (or 1 / count) per bag. It needs finite table rows, as 0 * inf is NaN.
     """
-    places = torch.arange(len(indices), dtype=torch.int32)
-    begun = places >= offsets.to(torch.int32).unsqueeze(-1)
-    begun = begun if include_last_offset else F.pad(begun, (0, 0, 0, 1), value=False)
-    member = begun[:-1] & ~begun[1:]  # [bags, places]
+    positions = torch.arange(len(indices), dtype=torch.int32)
+    started = positions >= offsets.to(torch.int32).unsqueeze(-1)
+    started = started if include_last_offset else F.pad(started, (0, 0, 0, 1), value=False)
+    in_bag = started[:-1] & ~started[1:]  # [bags, positions]
     if padding_idx is not None and padding_idx >= 0:
-        member = member & (indices != padding_idx)
+        in_bag = in_bag & (indices != padding_idx)
     rows = F.embedding(indices, weight)
     rows = rows if factors is None else rows * factors.unsqueeze(-1)
     if mode == 2:
-        lowest = rows.amin() if quantized else -math.inf  # infinity has no scale
-        largest = torch.where(member.unsqueeze(-1), rows, lowest).amax(1)
-        return torch.where(member.any(1, keepdim=True), largest, 0.0), None, None, None
-    shares = torch.where(member, 1.0, 0.0).to(rows.dtype)
+        lowest = rows.amin() if quantized else -math.inf  # no scale represents -inf
+        maximum = torch.where(in_bag.unsqueeze(-1), rows, lowest).amax(1)
+        return torch.where(in_bag.any(1, keepdim=True), maximum, 0.0), None, None, None
+    factor_matrix = torch.where(in_bag, 1.0, 0.0).to(rows.dtype)
     if mode == 1:
-        shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
-    return torch.matmul(shares, rows), None, None, None
+        factor_matrix = factor_matrix / factor_matrix.sum(1, keepdim=True).clamp(min=1)
+    return torch.matmul(factor_matrix, rows), None, None, None
 
 
 @decomposition(aten.take.default)
@@ -201,35 +201,35 @@ def slice_scatter(
 ) -> Tensor:
     """x with x[start:end:step] along ``dim`` replaced by ``source``."""
     size = x.shape[dim]
-    places = range(size)[start:end:step]
-    if not places:
+    positions = range(size)[start:end:step]
+    if not positions:
         return x.clone()
     source = source.to(x.dtype)
     if step > 1:
-        return index_copy(x, dim, torch.tensor(places), source, quantized=quantized)
-    before, after = x.narrow(dim, 0, places.start), x.narrow(dim, places.stop, size - places.stop)
-    return torch.cat([part for part in (before, source, after) if part.numel()], dim)
+        return index_copy(x, dim, torch.tensor(positions), source, quantized=quantized)
+    before, after = x.narrow(dim, 0, positions.start), x.narrow(dim, positions.stop, size - positions.stop)
+    return torch.cat([piece for piece in (before, source, after) if piece.numel()], dim)
 
 
 @decomposition(aten.select_scatter.default)
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """x with x[index] along ``dim`` replaced by ``source``."""
-    place = index % x.shape[dim]
-    return slice_scatter(x, source.unsqueeze(dim), dim, place, place + 1)
+    position = index % x.shape[dim]
+    return slice_scatter(x, source.unsqueeze(dim), dim, position, position + 1)
 
 
 def _scatter_into_view(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
     """x with the elements of ``source`` written through a view of contiguous memory, as an index_select."""
-    chosen = np.arange(x.numel()).reshape(x.shape)
-    chosen.reshape(-1)[view(chosen).reshape(-1)] = x.numel() + np.arange(source.numel())
+    indices = np.arange(x.numel()).reshape(x.shape)
+    indices.reshape(-1)[view(indices).reshape(-1)] = x.numel() + np.arange(source.numel())
     elements = torch.cat([x.reshape(-1), source.to(x.dtype).reshape(-1)])
-    return torch.index_select(elements, 0, torch.tensor(chosen.reshape(-1).tolist())).reshape(x.shape)
+    return torch.index_select(elements, 0, torch.tensor(indices.reshape(-1).tolist())).reshape(x.shape)
 
 
 @decomposition(aten.diagonal_scatter.default)
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """x with a diagonal replaced by ``source``."""
-    return _scatter_into_view(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
+    return _scatter_into_view(x, source, lambda indices: indices.diagonal(offset, dim1, dim2).copy())
 
 
 @decomposition(aten.as_strided_scatter.default, reads_memory=True)
@@ -237,8 +237,8 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """x with a strided view replaced by ``source``."""
-    places = _strided_indices(x, size, stride, storage_offset)
-    return _scatter_into_view(x, source, lambda _: places)
+    view_indices = _strided_indices(x, size, stride, storage_offset)
+    return _scatter_into_view(x, source, lambda _: view_indices)
 
 
 @decomposition(aten.put.default, takes_quantized=True)
@@ -252,13 +252,13 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, q
 def unsafe_masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
-    """x[indices] where the mask is true, else ``fill``. Any index is clamped to x, in a type that targets clamp."""
+    """x[indices] where the mask is true, else ``fill``. Indices may be out of range elsewhere and are clamped."""
     if not x.numel():
         raise Unsupported("indexing an empty tensor; write it with torch.full")
-    number = torch.int32 if quantized else torch.float32  # the FP profile clamps no integers
-    limits = zip(indices, x.shape, strict=False)
-    inside = [i if i is None else i.to(number).clamp(-n, n - 1).to(torch.int32) for i, n in limits]
-    return torch.where(mask, aten.index(x, inside), _as_scalar_of(x, fill))
+    dtype = torch.int32 if quantized else torch.float32  # the FP profile has no integer CLAMP
+    index_sizes = zip(indices, x.shape, strict=False)
+    clamped = [i if i is None else i.to(dtype).clamp(-n, n - 1).to(torch.int32) for i, n in index_sizes]
+    return torch.where(mask, aten.index(x, clamped), _as_scalar_of(x, fill))
 
 
 def _match_indices(index: Tensor, size: int) -> Tensor:
@@ -267,16 +267,16 @@ def _match_indices(index: Tensor, size: int) -> Tensor:
     return (index.unsqueeze(-1) == positions) | (index.unsqueeze(-1) == positions - size)
 
 
-def _last_match(hits: Tensor, dim: int, quantized: bool) -> Tensor:
-    """Last index along ``dim`` with a hit, 0 if there is none; computed in a type that targets can compare."""
-    number = torch.int32 if quantized else torch.float32
-    positions = torch.arange(hits.shape[dim], dtype=number)
-    return torch.where(hits, _reshape_along(positions, hits, dim), 0).amax(dim).to(torch.int32)
+def _last_match(matches: Tensor, dim: int, quantized: bool) -> Tensor:
+    """Last index along ``dim`` with a match, 0 if there is none; computed in a dtype that the target can compare."""
+    index_dtype = torch.int32 if quantized else torch.float32
+    positions = torch.arange(matches.shape[dim], dtype=index_dtype)
+    return torch.where(matches, _reshape_along(positions, matches, dim), 0).amax(dim).to(torch.int32)
 
 
-def _reshape_along(places: Tensor, x: Tensor, dim: int) -> Tensor:
-    """Reshape ``places`` [size] so that it broadcasts along ``dim`` of x."""
-    return places.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
+def _reshape_along(vector: Tensor, x: Tensor, dim: int) -> Tensor:
+    """Reshape ``vector`` [size] so that it broadcasts along ``dim`` of x."""
+    return vector.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
 
 
 @decomposition(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
@@ -289,7 +289,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
 
 
 def _as_scalar_of(x: Tensor, value: Any) -> Tensor:
-    """``value`` as a scalar of the type of x, as ``where`` would otherwise promote x."""
+    """``value`` as a scalar of the type of x, because ``where`` would promote x to the type of ``value``."""
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
 
@@ -300,9 +300,9 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
         return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
-    hits = _match_indices(index.reshape(-1), x.shape[dim])  # [rows of source, places]
-    rows = torch.index_select(source, dim, _last_match(hits, 0, quantized))
-    return torch.where(_reshape_along(hits.any(0), x, dim), rows, x)
+    matches = _match_indices(index.reshape(-1), x.shape[dim])  # [rows of source, positions]
+    rows = torch.index_select(source, dim, _last_match(matches, 0, quantized))
+    return torch.where(_reshape_along(matches.any(0), x, dim), rows, x)
 
 
 @decomposition(aten.index_add.default, takes_quantized=True)
@@ -315,21 +315,21 @@ def index_add(
     """
     if not x.dim():
         raise Unsupported("index_add on a scalar; add the number")
-    # [rows, places] and [..., rows]
-    hits, rows = _match_indices(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
+    # [rows, positions] and [..., rows]
+    matches, rows = _match_indices(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)
     if quantized and x.is_floating_point():
-        added = torch.matmul(rows, hits.to(x.dtype))
+        sums = torch.matmul(rows, matches.to(x.dtype))
     else:
-        added = torch.where(hits, rows.unsqueeze(-1), 0).sum(-2, dtype=x.dtype)
-    added = added.transpose(dim, -1)
-    return x + (added if alpha == 1 else added * alpha)
+        sums = torch.where(matches, rows.unsqueeze(-1), 0).sum(-2, dtype=x.dtype)
+    sums = sums.transpose(dim, -1)
+    return x + (sums if alpha == 1 else sums * alpha)
 
 
 @decomposition(aten.scatter.value)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
-    hits, _ = _match_scatter(x, dim, index, x)
-    return torch.where(hits.any(-2).transpose(dim, -1), _as_scalar_of(x, value), x)
+    matches, _ = _match_scatter(x, dim, index, x)
+    return torch.where(matches.any(-2).transpose(dim, -1), _as_scalar_of(x, value), x)
 
 
 @decomposition(aten.scatter.src, takes_quantized=True)
@@ -337,9 +337,9 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bo
     """x with the elements of ``source`` at the indices along ``dim``; the last of equal indices wins."""
     if not index.numel():
         return x.clone()
-    hits, source = _match_scatter(x, dim, index, source)
-    chosen = torch.gather(source, -1, _last_match(hits, -2, quantized).to(torch.int64))
-    return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
+    matches, source = _match_scatter(x, dim, index, source)
+    written = torch.gather(source, -1, _last_match(matches, -2, quantized).to(torch.int64))
+    return torch.where(matches.any(-2), written, x.transpose(dim, -1)).transpose(dim, -1)
 
 
 @decomposition(aten.scatter_add.default)
@@ -355,7 +355,7 @@ def scatter_with_reduction(x: Tensor, dim: int, index: Tensor, source: Any, *, r
     return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
 
 
-#: Reduction -> its neutral element, and its operation on a dimension and on two tensors.
+#: Reduction -> its neutral element, its operator along a dimension, and its operator on two tensors.
 _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "sum": (0.0, torch.sum, torch.add),
     "prod": (1.0, torch.prod, torch.mul),
@@ -366,57 +366,57 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 
 @decomposition(aten.scatter_reduce.two, takes_quantized=True)
 def scatter_reduce(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **how: bool
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **options: bool
 ) -> Tensor:
     """x combined with the elements of ``source`` at the indices along ``dim``."""
-    quantized = how.get("quantized", False)
+    quantized = options.get("quantized", False)
     if not index.numel():
         return x.clone()
     if not x.is_floating_point() or (quantized and reduce == "prod"):
         raise Unsupported(f"scatter_reduce '{reduce}' of integers, or a quantized 'prod'; use floating-point sums")
-    neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
-    worst = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None  # no scale represents infinity
-    other = worst(source) if worst else neutral
-    hits, source = _match_scatter(x, dim, index, source)
-    old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), other), -2)
-    new = join(old, new) if include_self else new
-    new = new if include_self and not worst else torch.where(hits.any(-2), new, old)
+    neutral, reduce_dim, combine = _REDUCTIONS["sum" if reduce == "mean" else reduce]
+    range_end = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None
+    unmatched_value = range_end(source) if range_end else neutral  # no scale represents infinity
+    matches, source = _match_scatter(x, dim, index, source)
+    old, new = x.transpose(dim, -1), reduce_dim(torch.where(matches, source.unsqueeze(-1), unmatched_value), -2)
+    new = combine(old, new) if include_self else new
+    new = new if include_self and not range_end else torch.where(matches.any(-2), new, old)
     if reduce == "mean":
-        new = new / (hits.to(x.dtype).sum(-2) + float(include_self)).clamp(min=1)
+        new = new / (matches.to(x.dtype).sum(-2) + float(include_self)).clamp(min=1)
     return new.transpose(dim, -1)
 
 
 @decomposition(aten.index_reduce.default, takes_quantized=True)
-def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
+def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **options: bool) -> Tensor:
     """x combined with the rows of ``source`` at the indices along ``dim``."""
-    places = _reshape_along(index.reshape(-1), source, dim).expand(source.shape)
-    return scatter_reduce(x, dim, places, source, reduce, **how)
+    positions = _reshape_along(index.reshape(-1), source, dim).expand(source.shape)
+    return scatter_reduce(x, dim, positions, source, reduce, **options)
 
 
 def _match_scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Hit mask [..., elements, places] of a scatter along ``dim``, and the source elements with ``dim`` last.
+    """One-hot mask [..., elements, positions] of a scatter along ``dim``, and the source elements with ``dim`` last.
 
-    If the indices cover only a part of the other dimensions, the rest has no hits.
+    ``index`` may be smaller than x in the other dimensions. Both results are padded to x there, without matches.
     """
     if not x.dim():
         raise Unsupported("scatter into a scalar; write it with torch.where")
-    part = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
+    elements = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
     rows, index = x.transpose(dim, -1).shape[:-1], index.transpose(dim, -1)
-    pads = [n for have, want in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, want - have)]
-    hits = _match_indices(index, x.shape[dim])
+    pads = [n for covered, size in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, size - covered)]
+    matches = _match_indices(index, x.shape[dim])
     if any(pads):
-        hits, part = F.pad(hits, [0, 0, 0, 0, *pads], value=False), F.pad(part, [0, 0, *pads])
-    return hits, part
+        matches, elements = F.pad(matches, [0, 0, 0, 0, *pads], value=False), F.pad(elements, [0, 0, *pads])
+    return matches, elements
 
 
 @decomposition(aten.index_put.default, takes_quantized=True)
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
 ) -> Tensor:
-    """x[..., index, ...] = values: ``where`` for a mask, else index_copy along the flattened indexed dimensions."""
+    """x[..., index, ...] = values: ``where`` for a mask; for integers index_copy (or index_add) on flattened axes."""
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     present = [index for index in indices if index is not None]
-    if present[0].dtype is torch.bool:
+    if any(index.dtype is torch.bool for index in present):
         if len(present) > 1 or accumulate or (values.numel() != 1 and present[0].dim() != x.dim()):
             raise Unsupported("index_put of several values by a mask of some dimensions; write it with torch.where")
         if values.numel() != 1:
@@ -425,25 +425,25 @@ def index_put(
         return torch.where(mask, values.reshape(()), x)
     if axes != list(range(axes[0], axes[-1] + 1)):
         order = [*axes, *(axis for axis in range(x.dim()) if axis not in axes)]
-        written = index_put(x.permute(order), present, values, accumulate, quantized=quantized)
-        return written.permute([order.index(axis) for axis in range(x.dim())])
+        result = index_put(x.permute(order), present, values, accumulate, quantized=quantized)
+        return result.permute([order.index(axis) for axis in range(x.dim())])
     first, *others = present
     index = torch.remainder(first, x.shape[axes[0]]) if others else first
-    for picked, axis in zip(others, axes[1:], strict=True):
-        index = index * x.shape[axis] + torch.remainder(picked, x.shape[axis])
-    lead, rest = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
-    source = values.expand((*lead, *index.shape, *rest)).reshape(*lead, -1, *rest)
-    merged, places = x.reshape(*lead, -1, *rest), index.reshape(-1)
+    for next_index, axis in zip(others, axes[1:], strict=True):
+        index = index * x.shape[axis] + torch.remainder(next_index, x.shape[axis])
+    leading, trailing = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
+    source = values.expand((*leading, *index.shape, *trailing)).reshape(*leading, -1, *trailing)
+    flat, flat_index = x.reshape(*leading, -1, *trailing), index.reshape(-1)
     if accumulate:
-        return index_add(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
-    return index_copy(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
+        return index_add(flat, axes[0], flat_index, source, quantized=quantized).reshape(x.shape)
+    return index_copy(flat, axes[0], flat_index, source, quantized=quantized).reshape(x.shape)
 
 
 @decomposition(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """x with consecutive elements of ``source`` where the mask is true."""
+    """x with the n-th true element of the mask replaced by element n of ``source``."""
     x, mask = torch.broadcast_tensors(x, mask)
-    places = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
+    ranks = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
     elements = F.pad(source.reshape(-1), (0, max(x.numel() - source.numel(), 0)))
-    picked = torch.index_select(elements, 0, places)
-    return torch.where(mask, picked.reshape(x.shape), x)
+    written = torch.index_select(elements, 0, ranks)
+    return torch.where(mask, written.reshape(x.shape), x)

@@ -1,7 +1,7 @@
 """Output SQNR: signal-to-quantization-noise ratio of each result, measured at every export and reported if it is low.
 
-The quantized graph computes the last calibration sample again, in floating point between quantize and dequantize
-operators. That shows unsuitable ranges and scales, not differences in the target's integer arithmetic.
+The quantized graph runs on the last calibration sample with fake quantization: operators compute in floating point, and
+quantize operators round. That shows unsuitable ranges and scales, not rounding in the target's integer arithmetic.
 """
 
 from __future__ import annotations
@@ -29,15 +29,22 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: SQNR in dB below which the user is warned: the noise amplitude is half of the signal's.
 MIN_SQNR_DB = 6.0
-#: SQNR in dB at which operands are capped when losses are compared: int16 rounding alone adds as much noise.
+#: Upper bound in dB for an operand's SQNR when losses are compared. Rounding to int16 alone adds about this much noise,
+#: so that higher values do not count as a loss.
 _MAX_SQNR_DB = 60.0
-#: Maximum number of elements of all tensors that are kept to locate the largest loss.
+#: Limit for the sum of the elements of all intermediate results: they are all in memory to locate the largest loss.
 _MAX_KEPT_ELEMENTS = 1 << 27
 
 
 @dataclass(frozen=True)
 class _QuantizedConstant:
-    """A quantized constant. Each reader dequantizes it, so that only one float copy exists at a time."""
+    """A quantized constant. Each reader dequantizes it, so that only one float copy exists at a time.
+
+    Attributes:
+        integers: quantized values.
+        parameters: scale and zero point, then the channel dimension if they are per channel.
+        floats: original float values, which take the place of the dequantized ones in the float reference; else None.
+    """
 
     integers: Tensor
     parameters: Sequence[Any]
@@ -60,14 +67,14 @@ class _FloatInterpreter(GraphInterpreter):
 
     Args:
         fake_quantize: whether quantize operators round; if False, the run gives the float reference.
-        watch: called with each node and its float result.
+        on_float: called with each node and its float result.
     """
 
     def __init__(
-        self, model: ObservedProgram, *, fake_quantize: bool, watch: Callable[[Node, Any], None] | None = None
+        self, model: ObservedProgram, *, fake_quantize: bool, on_float: Callable[[Node, Any], None] | None = None
     ) -> None:
         super().__init__(model.graph, find_branch_conditions(model.graph))
-        self._model, self._rounds, self._watch = model, fake_quantize, watch
+        self._model, self._fake_quantize, self._on_float = model, fake_quantize, on_float
 
     def get_attr(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._model.model)
@@ -77,19 +84,20 @@ class _FloatInterpreter(GraphInterpreter):
 
     def call_function(self, node: Node, args: Any, kwargs: Any) -> Any:
         if is_quantize(node):
-            return _fake_quantize(*args) if self._rounds else args[0]
+            return _fake_quantize(*args) if self._fake_quantize else args[0]
         if is_dequantize(node):
             if _is_float_tensor(args[0]):
                 return args[0]
-            floats = self._model.float_constants[str(node.all_input_nodes[0].target)] if not self._rounds else None
+            name = str(node.all_input_nodes[0].target)
+            floats = None if self._fake_quantize else self._model.float_constants[name]
             return _QuantizedConstant(args[0], args[1:], floats)
         if node.target is _EMBEDDING and isinstance(args[0], _QuantizedConstant):
             return args[0](args[1])
         return super().call_function(node, args, kwargs)
 
     def on_result(self, node: Node, value: Any) -> Any:
-        if self._watch is not None and _is_float_tensor(value):
-            self._watch(node, value)
+        if self._on_float is not None and _is_float_tensor(value):
+            self._on_float(node, value)
         return value
 
 
@@ -105,8 +113,8 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
         model: has quantize and dequantize operators.
 
     Returns:
-        SQNR by output name. Empty for a model with loops (state is carried over before the operators that quantize it),
-        for one with random operators, and where PyTorch rejects indices or sizes that quantization changed.
+        SQNR by output name. Empty for a model with loops, which carry their state from step to step before it is
+        quantized; for a model with random operators; and if PyTorch rejects indices or sizes that quantization changed.
     """
     if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
@@ -125,22 +133,22 @@ def _is_float_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT
 
 
-def _sqnr(exact: Any, actual: Any) -> float | None:
+def _sqnr(reference: Any, actual: Any) -> float | None:
     """Compute the SQNR in dB; None if the reference is not floating point, not finite, 0 or of another shape."""
-    if not _is_float_tensor(exact) or exact.shape != actual.shape:
+    if not _is_float_tensor(reference) or reference.shape != actual.shape:
         return None
-    sums = ErrorSums.of(exact, actual)
+    sums = ErrorSums.of(reference, actual)
     return sums.metrics.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None
 
 
 def describe_output_sqnr(model: ObservedProgram, method: str, by_output: Mapping[str, float]) -> str:
     """Describe the output with the lowest SQNR and the operator with the largest loss, for the user."""
     output, sqnr = min(by_output.items(), key=itemgetter(1))
-    where = _find_largest_loss(model)
+    location = _find_largest_loss(model)
     return (
         f"SQNR of output '{output}' of '{method}' is {sqnr:.1f} dB (last calibration sample)"
-        f"{where and '; the largest loss is at ' + where}. Scale tensors with a wide range in the model, set such "
-        "modules to A16W8 with precisions=, or compare every layer with result.compare(samples)"
+        f"{location and '; the largest loss is at ' + location}. Scale tensors with a wide range in the model, set "
+        "such modules to A16W8 with precisions=, or compare every layer with result.compare(samples)"
     )
 
 
@@ -149,16 +157,16 @@ def _find_largest_loss(model: ObservedProgram) -> str:
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     if sum(node.meta["val"].numel() for node in nodes) > _MAX_KEPT_ELEMENTS:
         return ""
-    exact, sqnrs = dict[Node, Tensor](), dict[Node, float]()
+    float_results, sqnrs = dict[Node, Tensor](), dict[Node, float]()
 
     def compare(node: Node, value: Tensor) -> None:
-        sqnr = _sqnr(exact.get(node), value) if node in exact else None
+        sqnr = _sqnr(float_results.get(node), value) if node in float_results else None
         sqnrs[node] = _MAX_SQNR_DB if sqnr is None else min(sqnr, _MAX_SQNR_DB)
 
-    _FloatInterpreter(model, fake_quantize=False, watch=lambda node, value: exact.update({node: value.clone()})).run(
-        model.last_sample.reset()
-    )
-    _FloatInterpreter(model, fake_quantize=True, watch=compare).run(model.last_sample.reset())
+    _FloatInterpreter(
+        model, fake_quantize=False, on_float=lambda node, value: float_results.update({node: value.clone()})
+    ).run(model.last_sample.reset())
+    _FloatInterpreter(model, fake_quantize=True, on_float=compare).run(model.last_sample.reset())
 
     def loss(node: Node) -> float:
         return (

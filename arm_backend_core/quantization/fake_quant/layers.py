@@ -16,8 +16,9 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
-#: A channel with a gain below this is off: its statistics cannot be recovered from the normalized output.
-_LEAST_GAIN = 1e-12
+#: Minimum magnitude of a channel's gain. The normalized output of a channel with a smaller gain is constant, so its
+#: statistics cannot be recovered from it.
+_MIN_GAIN = 1e-12
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class BatchNorm:
 
     Attributes:
         weight, bias, mean, variance: names in the model; the first two may be None.
-        momentum, eps: as in ``torch.nn.BatchNorm2d``.
+        momentum, eps: as in ``torch.nn.BatchNorm2d``; a momentum of None, captured as 0, becomes 0.1.
     """
 
     weight: str | None
@@ -39,8 +40,9 @@ class BatchNorm:
     def normalize_by_batch(self, y: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
         """Renormalize ``y`` from running statistics to those of the batch, and update the running statistics.
 
-        y = gain * (z - mean) + bias, where z is the output of the layer itself, so the statistics of z follow from
-        those of y. Weights are folded and rounded with the gain of the running statistics, as in the program.
+        y = gain * (z - mean) + bias, where z is the output of the convolution or linear layer. Mean and variance of z
+        over the batch follow from those of y. Weights are folded and rounded with the gain of the running statistics,
+        as in the program.
         """
         mean, variance = tensors[self.mean], tensors[self.variance]
         count = y.numel() // y.shape[1]
@@ -51,16 +53,16 @@ class BatchNorm:
         bias = torch.zeros_like(mean) if self.bias is None else tensors[self.bias]
         axes = [axis for axis in range(y.dim()) if axis != 1]
         y_mean, y_variance = y.mean(axes), y.var(axes, unbiased=False)
-        on = gain.abs() > _LEAST_GAIN
-        safe = torch.where(on, gain, ones)
-        batch = torch.where(on, y_variance / safe.square(), variance.clone())
+        is_active = gain.abs() > _MIN_GAIN
+        safe_gain = torch.where(is_active, gain, ones)
+        batch_variance = torch.where(is_active, y_variance / safe_gain.square(), variance.clone())
         shape = [-1 if axis == 1 else 1 for axis in range(y.dim())]
-        ratio = ((variance.clone() + self.eps) / (batch + self.eps)).sqrt()
+        ratio = ((variance.clone() + self.eps) / (batch_variance + self.eps)).sqrt()
         result = (y - y_mean.reshape(shape)) * ratio.reshape(shape) + bias.reshape(shape)
         with torch.no_grad():
-            centre = torch.where(on, (y_mean - bias) / safe + mean, mean)
-            mean.lerp_(centre, self.momentum)
-            variance.lerp_(torch.where(on, batch * count / (count - 1), variance), self.momentum)
+            batch_mean = torch.where(is_active, (y_mean - bias) / safe_gain + mean, mean)
+            mean.lerp_(batch_mean, self.momentum)
+            variance.lerp_(torch.where(is_active, batch_variance * count / (count - 1), variance), self.momentum)
             count_name = f"{self.mean.removesuffix('running_mean')}num_batches_tracked"
             if count_name in tensors:
                 tensors[count_name].add_(1)
@@ -90,8 +92,8 @@ class TrainingLayers:
     """Batch norms and dropouts of a captured program.
 
     Attributes:
-        norms: (name of the node that the batch norm reads, batch norm), by the batch norm's node name.
-        dropouts: by the name of the node that they read; nothing else reads that node.
+        norms: node name of a batch norm -> (node name of its input, batch norm).
+        dropouts: node name of a dropout's input, which only the dropout reads -> dropout.
     """
 
     norms: dict[str, tuple[str, BatchNorm]]
@@ -116,7 +118,7 @@ class TrainingLayers:
         return cls(norms, dropouts)
 
     def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
-        """Find the nodes of the annotated graph whose results the layers change."""
+        """Find the nodes of the annotated graph after which training applies a batch norm or a dropout."""
         nodes = {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():
@@ -128,7 +130,7 @@ class TrainingLayers:
 
 
 def _find_norm_convolution(graph: Graph, norm: str) -> Node | None:
-    """Find the depthwise convolution that replaces a batch norm without a layer to fold it into."""
+    """Find the depthwise convolution that replaces a batch norm if it cannot be folded into a layer before it."""
     for node in graph.find_nodes(op="get_attr"):
         if str(node.target).rstrip("_") == f"{norm}_gain":
             return next(iter(node.users), None)
