@@ -48,8 +48,9 @@ from arm_backend_core.program import (
 from arm_backend_core.selection import Predicate, select
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import passes, reference
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 
 _Executor = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -134,7 +135,7 @@ def _compile_partition(
     """
     results = [value.dtype for value in graph.outputs]
     try:
-        passes.run(graph, spec.target, make_alternatives_pass(spec))
+        pipeline.run(graph, spec.target, make_alternatives_pass(spec))
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
     except Exception as error:
         message = f"optimizing delegate '{partition.name}' raised {type(error).__name__}: {error}"

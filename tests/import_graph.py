@@ -94,11 +94,30 @@ def _is_module(name: str, root: Path) -> bool:
 
 
 def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
-    """Modules of a package with those of the same package that each imports, by full names."""
-    return {
-        module_name(path, root): {name for name in imports(path, root) if f"{name}.".startswith(f"{package}.")}
-        for path in sources(package, root)
-    }
+    """Modules of a package with those of the same package that each imports, by full names.
+
+    An import of ``a.b.c`` also executes ``a.b``, unless the importing module is in ``a.b`` itself. It counts if ``a.b``
+    imports anything.
+    """
+    graph = {}
+    for path in sources(package, root):
+        module = module_name(path, root)
+        names = {name for name in imports(path, root) if f"{name}.".startswith(f"{package}.")}
+        around = {
+            parent
+            for name in names
+            for parent in _parents(name)
+            if not f"{module}.".startswith(f"{parent}.")
+            and imports(root.joinpath(*parent.split("."), "__init__.py"), root)
+        }
+        graph[module] = names | around
+    return graph
+
+
+def _parents(module: str) -> Iterator[str]:
+    """The packages that contain a module, without the outermost."""
+    parts = module.split(".")
+    return (".".join(parts[:length]) for length in range(2, len(parts)))
 
 
 def circles(package: str, root: Path = ROOT) -> list[list[str]]:

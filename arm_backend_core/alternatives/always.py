@@ -16,9 +16,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import merge_reshapes
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
 from arm_backend_core.tosa.vela_workarounds.rescales import absorbs_widening

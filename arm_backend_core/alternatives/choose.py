@@ -13,8 +13,8 @@ from arm_backend_core.alternatives.cost_model import Cost
 from arm_backend_core.errors import compiler_fault
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
-from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
+from arm_backend_core.tosa.passes.pipeline import finish
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
 from arm_backend_core.tosa.passes.trace import is_rewrite_traced, trace_rule
 

@@ -24,7 +24,7 @@ from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_gr
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes import Pass, check, finish
+from arm_backend_core.tosa.passes.pipeline import Pass, check, finish
 from arm_backend_core.tosa.serialize import serialize
 
 #: In order of application: an alternative may rewrite the result of an earlier one.

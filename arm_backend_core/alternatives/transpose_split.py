@@ -15,7 +15,7 @@ from arm_backend_core.permutation import Layout, merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import merge_reshapes
+from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
 
 #: Consecutive TRANSPOSEs as (shape of the operand, permutation).

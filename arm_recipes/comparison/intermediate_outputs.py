@@ -26,7 +26,8 @@ from arm_backend_core.permutation import Layout, inverse
 from arm_backend_core.program import copy_program
 from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
 from arm_backend_core.selection import Selection, select
-from arm_backend_core.tosa import passes, reference
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes._internal.executorch_programs import simplify_call
 
@@ -118,7 +119,7 @@ def tap_delegates(
         graph = graphs[record.name]
         try:
             with events.record():
-                passes.run(graph, spec.target)
+                pipeline.run(graph, spec.target)
             flatbuffer = serialize(graph)
         except Exception as error:  # an internal error; the figures of the outputs do not depend on it
             notes.append(f"layers of '{record.name}' are computed by PyTorch: {type(error).__name__}: {error}")

@@ -43,7 +43,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes import finish
+from arm_backend_core.tosa.passes.pipeline import finish
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError

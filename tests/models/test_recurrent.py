@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantization.ptq import ObservedProgram
-from arm_backend_core.tosa import passes
+from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.keyword_spotter import KeywordSpotter
@@ -135,8 +135,8 @@ def test_columns(module: nn.Module, most: float, macs: int, monkeypatch: pytest.
         return export(copy.deepcopy(module).eval(), recipe, samples)
 
     columns = exported()
-    kept = tuple(entry for entry in passes.HARDWARE_PASSES if entry[0] is not passes.matmul_columns)
-    monkeypatch.setattr(passes, "HARDWARE_PASSES", kept)
+    kept = tuple(entry for entry in pipeline.HARDWARE_PASSES if entry[0] is not pipeline.matmul_columns)
+    monkeypatch.setattr(pipeline, "HARDWARE_PASSES", kept)
     rows = exported()
     got, expected, plain = columns.run(*samples[1]), columns.run(*samples[1], backend="tosa"), rows.run(*samples[1])
     for one, other, third in zip(*map(_tensors, (got, expected, plain)), strict=True):

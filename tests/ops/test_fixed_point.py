@@ -18,7 +18,7 @@ from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.passes import run as optimise
+from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from tests.graphs import family, graph, npu_cycles, program, validate

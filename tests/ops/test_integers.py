@@ -27,7 +27,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes import run as optimise
+from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import EVERYTHING, family
 

@@ -17,8 +17,8 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.passes.booleans import RULES
+from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from tests.ops.runner import Calls

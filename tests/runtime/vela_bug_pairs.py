@@ -10,7 +10,8 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value, prod
-from arm_backend_core.tosa.passes import finish, merge, run
+from arm_backend_core.tosa.passes import merge
+from arm_backend_core.tosa.passes.pipeline import finish, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import family, graph
 from tests.runtime.vela_bugs import MISTAKES, RIGHT, Mistake

@@ -14,10 +14,10 @@ from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import VgfCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import passes, reference
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Array, Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes import constant_views
+from arm_backend_core.tosa.passes import constant_views, pipeline
 from arm_backend_core.tosa.passes.constant_views import deduplicate_constants
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, export
@@ -52,7 +52,7 @@ def _tied(dtype: DType, table: Callable[[DType], Array] = _table) -> Callable[..
 
 def _written(dtype: DType, target: Target) -> Graph:
     made = graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
-    passes.run(made, target)
+    pipeline.run(made, target)
     return made
 
 

@@ -13,7 +13,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
-from arm_backend_core.tosa.passes import Pass, run, simplify
+from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
 from arm_backend_core.tosa.passes.transpose_form import sink_slices
 from arm_backend_core.tosa.serialize import serialize

@@ -10,7 +10,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.passes import run
+from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import Body, family, graph, tosa_opt
 

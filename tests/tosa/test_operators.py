@@ -18,7 +18,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY, broadcast_shape, define
-from arm_backend_core.tosa.passes import run
+from arm_backend_core.tosa.passes.pipeline import run
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import EVERYTHING, Body, Input, graph, program, tosa_opt
 

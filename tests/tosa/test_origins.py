@@ -9,9 +9,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Value
-from arm_backend_core.tosa.passes import run, simplify
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts
+from arm_backend_core.tosa.passes.pipeline import run, simplify
 from arm_backend_core.tosa.passes.table import compose_tables
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+doubleround")

@@ -14,13 +14,13 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import RULES, run, simplify
-from arm_backend_core.tosa.passes import check as legal
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.layout_modes import propagate_through_reshape
 from arm_backend_core.tosa.passes.merge import reshape_groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
+from arm_backend_core.tosa.passes.pipeline import RULES, run, simplify
+from arm_backend_core.tosa.passes.pipeline import check as legal
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, rewrite_to_fixpoint
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.serialize import serialize

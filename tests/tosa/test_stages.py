@@ -11,10 +11,10 @@ import pytest
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import HARDWARE_PASSES, LAST_PASSES, PASSES, ScheduledPass, run
+from arm_backend_core.tosa.passes import pipeline
+from arm_backend_core.tosa.passes.pipeline import HARDWARE_PASSES, LAST_PASSES, PASSES, ScheduledPass, run
 from arm_backend_core.tosa.passes.stages import BOOLEANS_LOWERED, FINAL, LOWERED, StageChecker
 from tests.graphs import family, graph
 
@@ -63,7 +63,7 @@ def test_the_pass_that_broke_the_graph_is_named(
     change: Callable[[Graph, Target], None], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        passes, "HARDWARE_PASSES", (ScheduledPass(change, "for the test", BOOLEANS_LOWERED), *HARDWARE_PASSES)
+        pipeline, "HARDWARE_PASSES", (ScheduledPass(change, "for the test", BOOLEANS_LOWERED), *HARDWARE_PASSES)
     )
     with pytest.raises(AssertionError, match=message):
         run(graph(_moved, X, target=TARGET), TARGET)
@@ -71,7 +71,9 @@ def test_the_pass_that_broke_the_graph_is_named(
 
 def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    monkeypatch.setattr(passes, "LAST_PASSES", (*LAST_PASSES, ScheduledPass(_with_wrong_table, "for the test", FINAL)))
+    monkeypatch.setattr(
+        pipeline, "LAST_PASSES", (*LAST_PASSES, ScheduledPass(_with_wrong_table, "for the test", FINAL))
+    )
     with pytest.raises(AssertionError, match=r"after all passes: .* = TABLE"):
         run(graph(_moved, X, target=TARGET), TARGET)
 

@@ -11,9 +11,9 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.hardware import Hardware
-from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
+from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.vela_workarounds import catalog
 from arm_backend_core.tosa.vela_workarounds.catalog import (
@@ -87,11 +87,11 @@ def test_check_names_what_is_left() -> None:
 
 
 def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = tuple(step for step in passes.LAST_PASSES if step.run is not apply_vela_workarounds)
-    monkeypatch.setattr(passes, "LAST_PASSES", without)
+    without = tuple(step for step in pipeline.LAST_PASSES if step.run is not apply_vela_workarounds)
+    monkeypatch.setattr(pipeline, "LAST_PASSES", without)
     row = next(row for row in vela_bugs.MISTAKES if row.name == "sliced_and_dilated")
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
-        passes.run(graphs.graph(row.body, *row.inputs, target=U55), U55)
+        pipeline.run(graphs.graph(row.body, *row.inputs, target=U55), U55)
 
 
 def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:

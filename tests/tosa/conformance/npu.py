@@ -18,10 +18,10 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
@@ -134,8 +134,8 @@ def _narrowed(graph: Graph, value: Value, largest: int) -> Value:
 def _finished(graph: Graph, target: Target) -> tuple[bytes, str]:
     """The flatbuffer behind the last passes; or what is wrong with it."""
     try:
-        passes.finish(graph, target)
-        passes.check(graph, target)
+        pipeline.finish(graph, target)
+        pipeline.check(graph, target)
     except AssertionError as error:
         return b"", str(error) or "an assertion"
     return serialize(graph), ""
