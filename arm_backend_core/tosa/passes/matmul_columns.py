@@ -22,7 +22,7 @@ _MAX_SLICED_SIZE = (1 << 16) - 1
 
 
 def matmul_columns(graph: Graph, target: Target) -> None:
-    """Rewrite vectors around MATMULs to columns on targets with ``Hardware.slow_weights``."""
+    """Rewrite vectors around MATMULs to columns on targets with ``Hardware.slow_weights_max_macs``."""
     if not 0 < (target.macs or 0) <= target.hardware.slow_weights_max_macs:
         return
     region = _find_region(graph)

@@ -60,7 +60,7 @@ class Digest:
         """Add an object and everything that it refers to.
 
         Raises:
-            Unknown: it refers to code without a known version, or to an object of an unsupported type.
+            NotCacheable: it refers to code without a known version, or to an object of an unsupported type.
         """
         self._hash.update(self._of(value))
 

@@ -78,7 +78,7 @@ def key_of(
         extra: other arguments that affect the program or its report.
 
     Raises:
-        Unknown: the content of a part cannot be determined; the message names it.
+        NotCacheable: the content of a part cannot be determined; the message names it.
     """
     digest = Digest()
     digest.add(toolchain())

@@ -63,7 +63,7 @@ class Store:
         """Read the entry of a key; None if there is none.
 
         Raises:
-            Damaged: the file is unreadable, or its content is not what was written.
+            CorruptEntry: the file is unreadable, or its content is not what was written.
         """
         try:
             data = self.file(key).read_bytes()
