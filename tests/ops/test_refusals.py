@@ -304,7 +304,7 @@ def test_a_fault_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -
         raise ValueError("broken")
 
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
-    monkeypatch.setattr("arm_backend_core.tosa.passes.run", broken)
+    monkeypatch.setattr("arm_backend_core.tosa.passes.pipeline.run", broken)
     program = runner.export(Case("relu", F.relu, ()).module(), (torch.rand(3),))
     with pytest.raises(CompileError, match="optimizing delegate 'arm_0' raised ValueError: broken"):
         delegate(program, runner.spec("fp"))
