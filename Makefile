@@ -44,12 +44,13 @@ READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test coverage record lint format env clean debian debian-test
+.PHONY: demo test coverage record lint lint-types lint-python lint-cpp format env clean debian debian-test
 
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
-test: debian-test lint $(VELA:%=build/vela-%) build/vela-$(OLDER)
+test: debian-test $(READY_TEST) $(VELA:%=build/vela-%) build/vela-$(OLDER)
+	$(MAKE) --no-print-directory --jobs $(WORKERS) lint
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q
 	$(call vela,$(OLDER)) timeout 120 $(BIN)/python -m pytest -n $(WORKERS) -q $(ONE_JOB)
 
@@ -79,10 +80,16 @@ verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
-lint: $(READY_TEST)
+lint: lint-types lint-python lint-cpp
+
+lint-python: $(READY_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types: $(READY_TEST)
 	$(BIN)/mypy
+
+lint-cpp: $(READY_TEST)
 	scripts/lint_cpp.sh $(BIN)
 
 format: $(READY_TEST)

@@ -426,6 +426,7 @@ def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
 # -- workers ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.verify
 def test_workers_find_the_same() -> None:
     result = small(U85)
     alone, shared = (result.compare(images(), [0, 1, 2, 3], workers=count) for count in (1, 2))

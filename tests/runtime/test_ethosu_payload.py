@@ -480,8 +480,8 @@ def test_tensors_outside_the_payload(reader: Reader) -> None:
         assert reader.tensor(_payload(), side, index) is None
 
 
-def test_fuzzing(tmp_path: Path) -> None:
-    """The corpus, then ten seconds of new inputs, with address and undefined-behaviour sanitizers."""
+def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """The corpus, then new inputs for two seconds (20 with ``--verify``), with address and UB sanitizers."""
     flags = [*SANITIZERS, "-fsanitize=fuzzer"]
     fuzzer = compile_cpp(tmp_path / "fuzzer", [_FUZZ / "payload_fuzzer.cpp", *_SOURCES], flags, compiler="clang++-14")
     corpus = _FUZZ / "corpus"
@@ -489,7 +489,9 @@ def test_fuzzing(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     # The peak of resident memory that libFuzzer reads starts with that of this process, which may be gigabytes.
     memory = ["-rss_limit_mb=0", "-malloc_limit_mb=64"]
-    limits = ["-max_total_time=10", "-max_len=4096", f"-dict={_FUZZ / 'payload.dict'}", "-print_final_stats=1", *memory]
+    seconds = 20 if pytestconfig.getoption("verify") else 2
+    dictionary = f"-dict={_FUZZ / 'payload.dict'}"
+    limits = [f"-max_total_time={seconds}", "-max_len=4096", dictionary, "-print_final_stats=1", *memory]
     output = run([str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", str(tmp_path / "new"), str(corpus)])
     executed = re.search(r"stat::number_of_executed_units: *(\d+)", output)
     assert executed is not None, output
