@@ -98,12 +98,12 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     executor = BACKENDS[delegate.backend](bytes(delegate.data), delegate.compile_specs, lambda _: None)
     array = integers.numpy()
     arrays = [array.view(np.uint8).reshape(-1) if isinstance(executor.inputs[0], EthosUTensor) else array]
-    program.run(integers)
+    program.execute(integers)
     flatbuffer = result.report.delegates[0].tosa
     with quiet_output():
         measured = seconds_of(
             [
-                lambda: program.run(integers),
+                lambda: program.execute(integers),
                 lambda: executor.run(arrays),
                 lambda: tosa_reference_model.run(flatbuffer, [array]),
             ],
@@ -114,10 +114,10 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     print(f"  TOSA reference model in this process: {model:.3f} ms")
 
     for _ in range(WARM_UP):
-        program.run(integers)
+        program.execute(integers)
     readings = [resident_kib()]
     for done in range(1, runs + 1):
-        program.run(integers)
+        program.execute(integers)
         if done % STEP == 0:
             readings.append(resident_kib())
     print(f"  resident KiB after every {STEP:,} runs: {', '.join(f'{reading:,}' for reading in readings)}")
@@ -132,7 +132,7 @@ def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
     entry = zoo.build(name, 2)
     result = export(entry.model, ExportRecipe.get_recipe(recipe), entry.samples)
     program = load(result.buffer)
-    program.run(*entry.samples[0])
+    program.execute(*entry.samples[0])
     executors, models = [], []
     delegates = program.content.methods["forward"].delegates
     for delegate, made in zip(delegates, result.report.delegates, strict=True):
@@ -143,7 +143,7 @@ def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
     with quiet_output():
         measured = seconds_of(
             [
-                lambda: program.run(*entry.samples[0]),
+                lambda: program.execute(*entry.samples[0]),
                 lambda: [run(arrays) for run, arrays in executors],
                 lambda: [tosa_reference_model.run(flatbuffer, arrays) for flatbuffer, arrays in models],
             ],

@@ -109,12 +109,12 @@ def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float 
     program = load(path)
     backends = {delegate.backend for method in program.content.methods.values() for delegate in method.delegates}
     try:
-        logits = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1))])
+        logits = torch.cat(list(program.run_batch(images.split(1))))
     except RuntimeUnavailable as error:
         return None, str(error)
     description = f"the .pte, {' and '.join(sorted(backends))}"
     if program.reference is not None:
-        reference_logits = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1), backend="tosa")])
+        reference_logits = torch.cat(list(program.run_batch(images.split(1), backend="tosa")))
         equal = int((logits == reference_logits).all(dim=1).sum())
         description += f"; {equal} of {len(reference_logits)} results equal those of its TOSA graph"
     return accuracy(logits, labels), description

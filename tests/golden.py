@@ -53,7 +53,7 @@ def outcome(model: bytes, arrays: Mapping[str, Array]) -> str:
         inputs = [_as(info, array) for info, array in zip(program.inputs, given, strict=True)]
         outputs = program.run_arrays(inputs)
         different = [_different(*pair) for pair in zip(outputs, expected, strict=True)]
-        program.watched(inputs)
+        program.run_checked(inputs)
     except (RunError, ValueError) as error:
         return f"refused: {error}"
     return EQUAL if not any(different) else f"{sum(different):,} of {sum(x.nbytes for x in outputs):,} bytes differ"

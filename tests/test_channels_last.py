@@ -63,10 +63,10 @@ def _check(
     with torch.no_grad():
         outputs = model(*inputs)
     given = [info.quantize(x) if info.scale is not None else x for info, x in zip(result.inputs, inputs, strict=True)]
-    results = [arm_recipes.load(result.buffer).run(*given)]
+    results = [arm_recipes.load(result.buffer).execute(*given)]
     for layouts in LAYOUTS.values():
         laid = [x.contiguous(memory_format=layouts[x.dim() - 4]) if x.dim() >= 4 else x.contiguous() for x in given]
-        results.append(arm_recipes.load(result.buffer).run(*laid))
+        results.append(arm_recipes.load(result.buffer).execute(*laid))
     expected = outputs if isinstance(outputs, tuple) else (outputs,)
     for info, real, first, *others in zip(result.outputs, expected, *results, strict=True):
         assert all(torch.equal(first, other) for other in others)

@@ -38,5 +38,5 @@ def test_paths_are_not_followed_one_by_one(step: str, recipe: ArmRecipeType) -> 
     torch.manual_seed(0)
     model, x = _Repeated(_STEPS[step]).eval(), torch.randn(2, 16)
     result = export(model, ExportRecipe.get_recipe(recipe, require_full_delegation=True), (x,))
-    (output,) = load(result.buffer).run(x)
+    (output,) = load(result.buffer).execute(x)
     assert (output - model(x)).abs().max() < 0.1 * model(x).abs().max()

@@ -548,5 +548,5 @@ def test_bfloat16_crosses_a_delegates_boundary() -> None:
         torch.export.export(Doubled(), inputs), partitioner=[TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP+bf16"))]
     )
     expected = Doubled()(*inputs)
-    for got in (edge.exported_program().module()(*inputs), load(bytes(edge.to_executorch().buffer)).run(*inputs)):
+    for got in (edge.exported_program().module()(*inputs), load(bytes(edge.to_executorch().buffer)).execute(*inputs)):
         assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))

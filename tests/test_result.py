@@ -39,7 +39,7 @@ def test_containers() -> None:
     # The file has no containers: its tensors come in the order of theirs.
     program = arm_recipes.load(result.buffer)
     assert [value.name for value in program.inputs] == ["x", "more_y"]
-    for loaded, expected in zip(program.run(x, y), (x + y, x * 2, y * 3), strict=True):
+    for loaded, expected in zip(program.execute(x, y), (x + y, x * 2, y * 3), strict=True):
         assert torch.equal(loaded, expected)
 
 
@@ -69,7 +69,7 @@ def test_several_methods(quantized_io: bool) -> None:
         (source,), (sink,) = method.inputs, method.outputs
         assert (source.scale is not None) == quantized_io
         given = source.quantize(x) if quantized_io else x
-        (loaded,) = program.run(given, method=method.name)
+        (loaded,) = program.execute(given, method=method.name)
         assert torch.equal(loaded, result.run(given, method=method.name))
         expected = models[method.name](x)
         error = (sink.dequantize(loaded) if quantized_io else loaded) - expected
@@ -86,17 +86,17 @@ def test_an_npus_program_runs_as_its_tosa_twin(tmp_path: Path) -> None:
     program = arm_recipes.load(path)
     assert program.inputs == result.inputs
     for backend in ("tosa", None):
-        (output,) = program.run(x, backend=backend)
+        (output,) = program.execute(x, backend=backend)
         assert torch.equal(output, expected)
         assert torch.equal(result.run(x, backend=backend), expected)
     # Without the reference program beside it.
     alone = arm_recipes.load(path.read_bytes())
-    assert torch.equal(alone.run(x)[0], expected)
+    assert torch.equal(alone.execute(x)[0], expected)
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program, and no reference program is loaded"
     ):
-        alone.run(x, backend="tosa")
-    (output,) = arm_recipes.load(path.read_bytes(), reference=tmp_path / "small.tosa.pte").run(x, backend="tosa")
+        alone.execute(x, backend="tosa")
+    (output,) = arm_recipes.load(path.read_bytes(), reference=tmp_path / "small.tosa.pte").execute(x, backend="tosa")
     assert torch.equal(output, expected)
 
 
@@ -170,7 +170,7 @@ def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
     before = given[0].clone()
     returned = result.run(*given)
     assert list(returned) == ["sum", "product"]
-    values = [program.run(*given)[0], returned["sum"], returned["product"]]
+    values = [program.execute(*given)[0], returned["sum"], returned["product"]]
     for value, info, expected in zip(values, result.outputs, (x * 0.5, x * 0.5 + y, x * 0.5 * y), strict=True):
         real = info.dequantize(value) if info.scale else value
         assert (real - expected).abs().max() < 0.03
@@ -207,4 +207,4 @@ def test_a_written_buffer_begins_with_its_value(recipe: ArmRecipeType) -> None:
     result = export(Count().eval(), ExportRecipe.get_recipe(recipe), [(torch.ones(3),)])
     for _ in range(2):
         program = arm_recipes.load(result.buffer)
-        assert [float(program.run(torch.ones(3))[0][0]) for _ in range(3)] == [6, 7, 8]
+        assert [float(program.execute(torch.ones(3))[0][0]) for _ in range(3)] == [6, 7, 8]

@@ -42,14 +42,17 @@ def _run(args: argparse.Namespace) -> None:
     check_file(args.program, "program")
     output = None if args.output is None else check_writable(args.output)
     arguments.check_no_overwrite([args.program, args.inputs], [output])
+    from arm_recipes.runtime.calls import call_batch
     from arm_recipes.runtime.load import load
 
     program = load(args.program)
     names = [value.name for value in program.signature(args.method).outputs]
     samples = arguments.read_argument_samples(args, "inputs", arguments.program_inputs(program, args.method))
-    outputs = list(
-        program.run_batch(samples() if callable(samples) else samples, method=args.method, backend=args.backend)
-    )
+
+    def execute(*tensors: Any, **named: Any) -> list[Any]:
+        return program.execute(*tensors, method=args.method, backend=args.backend, **named)
+
+    outputs = list(call_batch(execute, samples() if callable(samples) else samples))
     rows = list(_output_rows(names, outputs))
     if args.json:
         arguments.print_json({"method": args.method, "outputs": rows})

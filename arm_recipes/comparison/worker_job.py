@@ -163,7 +163,7 @@ class _LoadedProgram:
             for info, tensor in zip(spec.inputs, inputs, strict=True)
         ]
         with plugin.record_executions() as executions:
-            results = self._program.run(*tensors, method=spec.method)
+            results = self._program.execute(*tensors, method=spec.method)
         self._executions = executions
         return [
             info.to_model(value) if isinstance(info, TensorInfo) else value

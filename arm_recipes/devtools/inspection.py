@@ -103,14 +103,14 @@ class Method:
         """Run the program and collect its delegate calls with the results of their operations."""
         program = self._result.program()  # keep a reference: its delegates are released with it
         with plugin.record_executions() as executions:
-            program.run(*self._to_program(tensors), method=self._name)
+            program.execute(*self._to_program(tensors), method=self._name)
         outside_loops = [execution for execution in executions if execution.checksum not in self._in_loops]
         return collect_calls(self._result.executorch_program, self._name, self._program, outside_loops)
 
     def run_samples(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
         """Run one loaded program on all samples in order and return the outputs; mutable buffers keep their values."""
         program = self._result.program()
-        runs = (program.run(*self._to_program(tensors), method=self._name) for tensors in samples)
+        runs = (program.execute(*self._to_program(tensors), method=self._name) for tensors in samples)
         return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
     def _to_model(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -14,7 +14,7 @@ from arm_recipes.firmware.host_run import Case
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.layout import LAYOUTS, LOADED_BYTES
 from arm_recipes.firmware.pools import CACHE_LINE, Pools
-from arm_recipes.runtime.pte import dtype_number
+from arm_recipes.runtime.pte_schema import dtype_number
 
 #: Bytes of an array on one line of C.
 _LINE = 24

@@ -149,7 +149,7 @@ class Artifact:
             program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
-        return self.to_model_structure(example, program.run(*tensors, method=method, backend=backend, pad=pad))
+        return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
         """Execute the program and yield each operation of its Ethos-U delegates, with names and outputs.
@@ -216,7 +216,7 @@ class Artifact:
             RunError: as ``run``.
         """
         (method,) = self.report.methods
-        outputs = self._load_once().run(*self.program_inputs(method, sample), method=method.name)
+        outputs = self._load_once().execute(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
         return self.to_model_structure(method.name, [info.to_model(value) for info, value in pairs])
 
@@ -234,7 +234,8 @@ class Artifact:
         """Build the reference program: this program with TOSA graphs in place of the compiled payloads."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         sized = {name: method.to_dict() for name, method in self.sized.items()}
-        names = encode_metadata(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
+        mutated = {name: self._load_once().signature(name).mutated_inputs for name in tensors}
+        names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(insert_checksum([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
 

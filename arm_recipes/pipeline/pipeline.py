@@ -347,7 +347,7 @@ class Pipeline:
 
         if self._shares_state:
             check_state({name: manager.exported_program(name) for name in manager.methods})
-        published = manager._config_methods or {}
+        published, mutated_inputs = manager._config_methods or {}, {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
             restore_handles(program)
@@ -358,7 +358,9 @@ class Pipeline:
             inputs = [(node.name, node) for node in user_inputs(program)]
             method.inputs = describe_tensors(inputs, published, f"{name}_input")
             method.outputs = describe_tensors(outputs_of(program), published, f"{name}_output")
-            for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
+            mutated = program.graph_signature.user_inputs_to_mutate
+            mutated_inputs[name] = len(mutated)
+            for index, tensor in enumerate(mutated.values()):
                 self._note(
                     f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
                     f"returns the new value as output {index}, before the model's outputs"
@@ -367,4 +369,4 @@ class Pipeline:
             sized.find_outputs({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
         sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
         tensors = {name: (of.inputs, of.outputs) for name, of in self._methods.items() if of.graph is not None}
-        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, sized=sized_dicts))
+        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

@@ -52,7 +52,7 @@ def check(result: Artifact, examples: Mapping[str, Sequence[Inputs]]) -> None:
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MOST_SAMPLES]):
             with plugin.record_executions() as executions:
-                program.run(*result.program_inputs(method, sample), method=method.name)
+                program.execute(*result.program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
                     delegate = delegates[execution.checksum]
@@ -71,7 +71,7 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
     """Check for behaviour that depends on the hardware: reads of uninitialized memory and unordered accesses."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
-        return execution.delegate.watched(execution.inputs, delegate)
+        return execution.delegate.run_checked(execution.inputs, delegate)
     except RunError as error:
         problem = describe_with_origin(error, {delegate.checksum: delegate})
         raise VerificationError(

@@ -56,8 +56,8 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
     return value.detach().cpu().permute(order).contiguous().permute(inverse)
 
 
-def call_batch(run: Callable[..., list[Any]], samples: Iterable[Any]) -> Iterator[list[Any]]:
-    """Call ``run`` for each sample and yield its outputs.
+def call_batch(run: Callable[..., Any], samples: Iterable[Any]) -> Iterator[Any]:
+    """Call ``run`` for each sample and yield what it returns.
 
     Args:
         samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.

@@ -176,7 +176,7 @@ class EthosUDelegate:
         """Set all bytes of a variable."""
         self._stream.fill(tensor, value)
 
-    def watched(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
+    def run_checked(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
         """Execute once with the access checker, which stays on for later executions.
 
         Args:

@@ -16,6 +16,7 @@ from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
+from arm_recipes.runtime.output_structure import unflatten_outputs
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
@@ -105,7 +106,7 @@ class Program:
         backend: Literal["tosa"] | None = None,
         pad: Pad | None = None,
         **named: Any,
-    ) -> list[Any]:
+    ) -> Any:
         """Execute a method. For a method in several sizes, the smallest size that fits the tensors runs.
 
         Args:
@@ -116,21 +117,44 @@ class Program:
                 Tensors are padded at the end of each axis, and the outputs are cropped accordingly.
 
         Returns:
-            One tensor for each output.
+            The outputs in the structure of the model's outputs, as ``ExportResult.run`` returns them: a tensor, or
+            tuples, lists and dicts. Named tuples and dataclasses become tuples. If the file records no structure: the
+            tensor if there is one, a list otherwise.
 
         Raises:
             ValueError: there is no such method, or a tensor has the wrong shape or dtype.
             RunError: this machine lacks something that the program needs (the message names it), or the run failed.
         """
+        outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
+        executed = next(iter(self.sized[method].methods)) if method in self.sized else method
+        encoded = self.content.methods[executed].output_structure
+        return unflatten_outputs(outputs, encoded, self.signature(executed).mutated_inputs)
+
+    def execute(
+        self,
+        *tensors: Any,
+        method: str = "forward",
+        backend: Literal["tosa"] | None = None,
+        pad: Pad | None = None,
+        **named: Any,
+    ) -> list[Any]:
+        """Execute a method as ``run`` does, and return its outputs as ExecuTorch does.
+
+        Returns:
+            One tensor for each output of the program, in its order. The new values of mutated inputs come first.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
         if backend is not None:
-            return self._reference_for(backend).run(*tensors, method=method, pad=pad, **named)
+            return self._reference_for(backend).execute(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
-            return self._run_sized(self.sized[method], tensors, named, pad)
+            return self._execute_sized(self.sized[method], tensors, named, pad)
         inputs = self._bind_inputs(method, tensors, named)
         with self._lock:
             return self._execute(method, inputs)
 
-    def _run_sized(
+    def _execute_sized(
         self, sized: StoredShapeVariants, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
         first, *_ = sized.methods
@@ -139,7 +163,7 @@ class Program:
             raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(inputs)}")
         sizes = sized.sizes(inputs)
         method = sized.select_method(sizes, pad)
-        outputs = self.run(*pad_inputs(inputs, self.signature(method), pad), method=method)
+        outputs = self.execute(*pad_inputs(inputs, self.signature(method), pad), method=method)
         return crop_outputs(outputs, sized.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
@@ -156,7 +180,7 @@ class Program:
         from arm_recipes.runtime.trace import trace_delegate
 
         with plugin.record_executions() as executions:
-            self.run(*tensors, method=method, **named)
+            self.execute(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
             with self._lock:
                 operations = list(trace_delegate(number, execution, self.records.get(execution.checksum or b"")))
@@ -164,8 +188,8 @@ class Program:
 
     def run_batch(
         self, samples: Iterable[Any], *, method: str = "forward", backend: Literal["tosa"] | None = None
-    ) -> Iterator[list[Any]]:
-        """Execute a method for each sample; yields the outputs of a sample as soon as it has run.
+    ) -> Iterator[Any]:
+        """Execute a method for each sample; yields the outputs of a sample, as ``run`` returns them, once it has run.
 
         Args:
             samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.

@@ -1,8 +1,4 @@
-"""Parser of ExecuTorch programs (``.pte``): reads untrusted files without a runtime.
-
-The private classes hold flatbuffer field numbers, under the names of ExecuTorch's ``program.fbs``. A test compares them
-with the installed schema.
-"""
+"""Parser of ExecuTorch programs (``.pte``): reads untrusted files without a runtime."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from arm_backend_core.errors import ArmRecipesError
+from arm_recipes.runtime import pte_schema as schema
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 
 _MAGIC: Final = b"ET12"
@@ -22,134 +19,6 @@ _HEADER: Final = struct.Struct("<4sIQQQ")
 _HEADER_AT: Final = 8
 #: Length of the older header, which lacks the size of the segments.
 _SHORT_HEADER: Final = 24
-
-
-class _Program:
-    execution_plan = 1
-    backend_delegate_data = 3
-    segments = 4
-    named_data = 7
-
-
-class _ExecutionPlan:
-    name = 0
-    values = 2
-    inputs = 3
-    outputs = 4
-    chains = 5
-    operators = 6
-    delegates = 7
-    non_const_buffer_sizes = 8
-
-
-class _Chain:
-    instructions = 2
-
-
-class _EValue:
-    val_type = 0
-    val = 1
-
-
-class _Tensor:
-    scalar_type = 0
-    sizes = 2
-    dim_order = 3
-    shape_dynamism = 8
-
-
-class _Scalar:
-    """``Int``, ``Bool``, ``Double`` and ``String``: tables with one field."""
-
-    value = 0
-
-
-class _Operator:
-    name = 0
-    overload = 1
-
-
-class _BackendDelegate:
-    id = 0
-    processed = 1
-    compile_specs = 2
-
-
-class _BackendDelegateDataReference:
-    location = 0
-    index = 1
-
-
-class _BackendDelegateInlineData:
-    data = 0
-
-
-class _CompileSpec:
-    key = 0
-    value = 1
-
-
-class _DataSegment:
-    offset = 0
-    size = 1
-
-
-class _NamedData:
-    key = 0
-    segment_index = 1
-
-
-#: Members of the union ``KernelTypes``; 0 is an unset union.
-_KINDS: Final = (
-    "NONE",
-    "Null",
-    "Int",
-    "Bool",
-    "Double",
-    "Tensor",
-    "String",
-    "IntList",
-    "DoubleList",
-    "BoolList",
-    "TensorList",
-    "OptionalTensorList",
-)
-#: The enumeration ``DataLocation``.
-_INLINE, _SEGMENT = 0, 1
-#: The enumeration ``ScalarType``, by PyTorch's dtype names.
-_DTYPES: Final = {
-    0: "uint8",
-    1: "int8",
-    2: "int16",
-    3: "int32",
-    4: "int64",
-    5: "float16",
-    6: "float32",
-    7: "float64",
-    8: "complex32",
-    9: "complex64",
-    10: "complex128",
-    11: "bool",
-    12: "qint8",
-    13: "quint8",
-    14: "qint32",
-    15: "bfloat16",
-    16: "quint4x2",
-    17: "quint2x4",
-    22: "bits16",
-    23: "float8_e5m2",
-    24: "float8_e4m3fn",
-    25: "float8_e5m2fnuz",
-    26: "float8_e4m3fnuz",
-    27: "uint16",
-    28: "uint32",
-    29: "uint64",
-}
-
-
-def dtype_number(name: str) -> int:
-    """Number of a dtype in ``executorch::aten::ScalarType``."""
-    return next(number for number, known in _DTYPES.items() if known == name)
 
 
 class ProgramError(ArmRecipesError, ValueError):
@@ -206,6 +75,7 @@ class PteMethod:
             that describes a tensor. None for any other method.
         planned_bytes: total size of the memory-planned buffers, which hold the intermediate tensors.
         arenas: number of these buffers.
+        output_structure: treespec of the model's outputs in ExecuTorch's JSON; empty if none is recorded.
     """
 
     name: str
@@ -216,6 +86,7 @@ class PteMethod:
     constants: tuple[object, ...] | None
     planned_bytes: int
     arenas: int
+    output_structure: str = ""
 
 
 @dataclass(frozen=True)
@@ -250,17 +121,22 @@ class _Reader:
         program, segments = _split_segments(data)
         self._root = Flatbuffer(program).root
         self._segments = [
-            _segment(index, segments, table.number(_DataSegment.offset, "Q"), table.number(_DataSegment.size, "Q"))
-            for index, table in enumerate(self._root.tables(_Program.segments))
+            _segment(
+                index,
+                segments,
+                table.number(schema.DataSegment.offset, "Q"),
+                table.number(schema.DataSegment.size, "Q"),
+            )
+            for index, table in enumerate(self._root.tables(schema.Program.segments))
         ]
-        inline = self._root.tables(_Program.backend_delegate_data)
-        self._inline = [table.view(_BackendDelegateInlineData.data) for table in inline]
+        inline = self._root.tables(schema.Program.backend_delegate_data)
+        self._inline = [table.view(schema.BackendDelegateInlineData.data) for table in inline]
 
     def program(self) -> PteProgram:
-        methods = [self._method(plan) for plan in self._root.tables(_Program.execution_plan)]
+        methods = [self._method(plan) for plan in self._root.tables(schema.Program.execution_plan)]
         named_data = [
-            (table.text(_NamedData.key), self._segment(table.number(_NamedData.segment_index, "I")))
-            for table in self._root.tables(_Program.named_data)
+            (table.text(schema.NamedData.key), self._segment(table.number(schema.NamedData.segment_index, "I")))
+            for table in self._root.tables(schema.Program.named_data)
         ]
         return PteProgram(
             _unique_by_name([(method.name, method) for method in methods], "methods"),
@@ -268,41 +144,43 @@ class _Reader:
         )
 
     def _method(self, plan: Table) -> PteMethod:
-        values = plan.tables(_ExecutionPlan.values)
-        inputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.inputs, "i")]
-        outputs = [_element(values, index, "value") for index in plan.numbers(_ExecutionPlan.outputs, "i")]
+        values = plan.tables(schema.ExecutionPlan.values)
+        inputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
+        outputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.outputs, "i")]
         has_no_instructions = not any(
-            len(chain.tables(_Chain.instructions)) for chain in plan.tables(_ExecutionPlan.chains)
+            len(chain.tables(schema.Chain.instructions)) for chain in plan.tables(schema.ExecutionPlan.chains)
         )
         # The runtime numbers buffers from 1; entry 0 is unused.
-        sizes = plan.numbers(_ExecutionPlan.non_const_buffer_sizes, "q")[1:]
+        sizes = plan.numbers(schema.ExecutionPlan.non_const_buffer_sizes, "q")[1:]
         if any(size < 0 for size in sizes):
             raise ProgramError(f"damaged: a planned buffer has {min(sizes)} bytes")
+        containers = plan.table(schema.ExecutionPlan.container_meta_type)
         return PteMethod(
-            name=plan.text(_ExecutionPlan.name),
+            name=plan.text(schema.ExecutionPlan.name),
             inputs=tuple(map(_describe_value, inputs)),
             outputs=tuple(map(_describe_value, outputs)),
-            operators=tuple(map(_operator_name, plan.tables(_ExecutionPlan.operators))),
-            delegates=tuple(map(self._delegate, plan.tables(_ExecutionPlan.delegates))),
+            operators=tuple(map(_operator_name, plan.tables(schema.ExecutionPlan.operators))),
+            delegates=tuple(map(self._delegate, plan.tables(schema.ExecutionPlan.delegates))),
             constants=tuple(map(_constant_value, outputs)) if has_no_instructions and not inputs else None,
             planned_bytes=sum(sizes),
             arenas=len(sizes),
+            output_structure="" if containers is None else containers.text(schema.ContainerMetadata.encoded_out_str),
         )
 
     def _delegate(self, delegate: Table) -> PteDelegate:
-        backend = delegate.text(_BackendDelegate.id)
-        reference = delegate.table(_BackendDelegate.processed)
+        backend = delegate.text(schema.BackendDelegate.id)
+        reference = delegate.table(schema.BackendDelegate.processed)
         if reference is None:
             raise ProgramError(f"damaged: a delegate for {backend!r} has no payload")
-        location = reference.number(_BackendDelegateDataReference.location, "b")
-        index = reference.number(_BackendDelegateDataReference.index, "I")
-        if location not in (_INLINE, _SEGMENT):
+        location = reference.number(schema.BackendDelegateDataReference.location, "b")
+        index = reference.number(schema.BackendDelegateDataReference.index, "I")
+        if location not in (schema.INLINE, schema.SEGMENT):
             raise ProgramError(
                 f"damaged: the payload of a delegate for {backend!r} has the unknown location {location}"
             )
-        data = _element(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
-        tables = delegate.tables(_BackendDelegate.compile_specs)
-        specs = {spec.text(_CompileSpec.key): spec.read_bytes(_CompileSpec.value) for spec in tables}
+        data = _element(self._inline, index, "inline payload") if location == schema.INLINE else self._segment(index)
+        tables = delegate.tables(schema.BackendDelegate.compile_specs)
+        specs = {spec.text(schema.CompileSpec.key): spec.read_bytes(schema.CompileSpec.value) for spec in tables}
         if "" in specs:  # the runtime would dereference a null pointer
             raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
         return PteDelegate(backend, data, specs)
@@ -342,7 +220,7 @@ def _segment(index: int, segments: memoryview, offset: int, count: int) -> memor
 
 def _describe_value(value: Table) -> PteTensor | str:
     """The tensor's description, or the kind of any other value."""
-    kind = _element(_KINDS, value.number(_EValue.val_type, "B"), "kind of value")
+    kind = _element(schema.KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
     return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
@@ -350,36 +228,36 @@ def _constant_value(value: Table) -> object:
     """The value, or a tensor's description; None for kinds that ExecuTorch does not store as constants."""
     kind = _describe_value(value)
     if kind == "Int":
-        return _union_table(value).number(_Scalar.value, "q")
+        return _union_table(value).number(schema.Scalar.value, "q")
     if kind == "Bool":
-        return bool(_union_table(value).number(_Scalar.value, "B"))
+        return bool(_union_table(value).number(schema.Scalar.value, "B"))
     if kind == "Double":
-        return _union_table(value).double(_Scalar.value)
+        return _union_table(value).double(schema.Scalar.value)
     if kind == "String":
-        return _union_table(value).text(_Scalar.value)
+        return _union_table(value).text(schema.Scalar.value)
     return kind if isinstance(kind, PteTensor) else None
 
 
 def _union_table(value: Table) -> Table:
-    table = value.table(_EValue.val)
+    table = value.table(schema.EValue.val)
     if table is None:
         raise ProgramError("damaged: a value has no content")
     return table
 
 
 def _describe_tensor(tensor: Table) -> PteTensor:
-    dtype = tensor.number(_Tensor.scalar_type, "b")
-    shape = tensor.numbers(_Tensor.sizes, "i")
-    order = tensor.numbers(_Tensor.dim_order, "B")
-    if dtype not in _DTYPES:
+    dtype = tensor.number(schema.Tensor.scalar_type, "b")
+    shape = tensor.numbers(schema.Tensor.sizes, "i")
+    order = tensor.numbers(schema.Tensor.dim_order, "B")
+    if dtype not in schema.DTYPES:
         raise ProgramError(f"damaged: a tensor has the unknown scalar type {dtype}")
     if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
         raise ProgramError(f"damaged: a tensor has the shape {list(shape)} with the dimension order {list(order)}")
-    return PteTensor(_DTYPES[dtype], shape, order, tensor.number(_Tensor.shape_dynamism, "b") != 0)
+    return PteTensor(schema.DTYPES[dtype], shape, order, tensor.number(schema.Tensor.shape_dynamism, "b") != 0)
 
 
 def _operator_name(kernel: Table) -> str:
-    name, overload = kernel.text(_Operator.name), kernel.text(_Operator.overload)
+    name, overload = kernel.text(schema.Operator.name), kernel.text(schema.Operator.overload)
     return f"{name}.{overload}" if overload else name
 
 

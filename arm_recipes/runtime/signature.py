@@ -49,11 +49,13 @@ class Signature:
 
     Attributes:
         quantization_methods: names of the constant methods that publish their quantization parameters.
+        mutated_inputs: how many of the outputs are new values of mutated inputs. They come before the model's outputs.
     """
 
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     quantization_methods: frozenset[str]
+    mutated_inputs: int = 0
 
 
 def read_signature(program: PteProgram, method: str) -> Signature:
@@ -85,7 +87,10 @@ def read_signature(program: PteProgram, method: str) -> Signature:
                 result.append(TensorInfo(name, value.dtype, value.shape))
         return tuple(result)
 
-    return Signature(values("input", description.inputs), values("output", description.outputs), frozenset(published))
+    inputs, outputs = values("input", description.inputs), values("output", description.outputs)
+    mutated = names.get("mutated_inputs", 0)
+    known = type(mutated) is int and 0 <= mutated <= len(outputs)
+    return Signature(inputs, outputs, frozenset(published), mutated if known else 0)
 
 
 def _constant(program: PteProgram, method: str) -> object:
@@ -100,6 +105,7 @@ def _constant(program: PteProgram, method: str) -> object:
 
 def encode_metadata(
     methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]],
+    mutated_inputs: Mapping[str, int],
     tosa_of: str | None = None,
     sized: Mapping[str, Any] | None = None,
 ) -> bytes:
@@ -107,13 +113,17 @@ def encode_metadata(
 
     Args:
         methods: inputs and outputs by method.
+        mutated_inputs: see ``Signature``, by method; methods without any may be missing.
         tosa_of: for a reference program, the SHA-256 of the program that it belongs to, in hexadecimal.
         sized: see ``arm_recipes.samples.sizes.Sized.told``, by the name of the method.
     """
-    sides = {
+    sides: dict[str, dict[str, Any]] = {
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}
         for method, (inputs, outputs) in methods.items()
     }
+    for method, count in mutated_inputs.items():
+        if count:
+            sides[method]["mutated_inputs"] = count
     others = {"tosa_of": tosa_of, "sized": sized}
     optional = {key: value for key, value in others.items() if value}
     return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": sides} | optional).encode()

@@ -66,16 +66,16 @@ class VelaProgram(Program):
             outputs = [output.tobytes() for output in self._delegate.run(inputs)]
         return [_to_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
-    def watched(self, arrays: Sequence[Array]) -> EthosUFigures:
+    def run_checked(self, arrays: Sequence[Array]) -> EthosUFigures:
         """Execute once with the access checker, which stays on for later executions.
 
         Raises:
             ValueError: number, dtype or shape of the arrays is wrong.
-            RunError: as ``EthosUDelegate.watched``.
+            RunError: as ``EthosUDelegate.run_checked``.
         """
         inputs = self._to_bytes(arrays)
         with self._lock:
-            return self._delegate.watched(inputs)
+            return self._delegate.run_checked(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
         """Execute once and yield each NPU operation with its result. Layer names are unknown.

@@ -197,7 +197,7 @@ def test_state_goes_on_from_sample_to_sample(recipe: ArmRecipeType) -> None:
         found = result.compare(_pairs(), workers=2)
         assert [output.name for output in found.outputs] == ["y_written", "output1"]
         program = result.program()
-        given = torch.cat([program.run(*sample)[-1] for sample in _pairs()])
+        given = torch.cat([program.execute(*sample)[-1] for sample in _pairs()])
         gap = found.outputs[-1].gap
         assert gap is not None
         assert gap.sqnr == pytest.approx(_decibels(right, given), abs=0.05 if recipe is U55 else 3)

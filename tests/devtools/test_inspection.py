@@ -326,7 +326,7 @@ def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
     result.save(tmp_path / "model.pte", etrecord=True, bundled_samples={"decode": vectors(2)})
     record = parse_etrecord(str(tmp_path / "model.decode.etrecord"))
     assert torch.equal(record._representative_inputs[0], vectors()[0][0])
-    (expected,) = load(tmp_path / "model.pte").run(*vectors()[1], method="decode")
+    (expected,) = load(tmp_path / "model.pte").execute(*vectors()[1], method="decode")
     assert torch.equal(record._reference_outputs["forward"][1][0], expected)
     assert parse_etrecord(str(tmp_path / "model.etrecord"))._representative_inputs is None
 

@@ -63,7 +63,7 @@ def test_the_golden_outputs_are_those_of_run(name: str) -> None:
     for case, outputs in zip(model.golden.cases, model.golden.outputs, strict=True):
         (ports,) = (ports for ports in model.ports if ports.method == case.method)
         given = [tensor_from_bytes(data, port) for data, port in zip(case.inputs, ports.inputs, strict=True)]
-        seen: list[Tensor] = result.run(*given, method=case.method)
+        seen: list[Tensor] = result.execute(*given, method=case.method)
         assert all(output.unique().numel() > 1 or output.numel() == 1 for output in seen)
         for data, port, output in zip(outputs, ports.outputs, seen, strict=True):
             assert torch.equal(tensor_from_bytes(data, port), output), port.info.name

@@ -279,7 +279,7 @@ def _check_streams(made: Compiled) -> None:
             if wrong:
                 raise Failure("wrong", "command stream", f"{delegated.name}: {wrong} of {theirs.size} of {io.name}")
         try:
-            stream.watched(inputs)
+            stream.run_checked(inputs)
         except RunError as error:
             raise Failure("wrong", f"on a device: {error}", delegated.name) from error
 

@@ -127,7 +127,7 @@ def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipe
 
 @_parametrize_exports([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
 def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
-    (output,) = load(model.result(recipe).buffer).run(*model.held_out[0])
+    (output,) = load(model.result(recipe).buffer).execute(*model.held_out[0])
     expected = model.expected(recipe, 0)
     if recipe is R.VGF_FP:  # sums in another order
         assert (output - expected).abs().max() < 1e-4 * expected.abs().max()

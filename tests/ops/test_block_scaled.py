@@ -102,7 +102,7 @@ def test_one_keyword_of_the_recipe(format: str) -> None:
     assert type(model[0]) is nn.Conv2d
     assert result.report.notes == ("'2' of 'forward' is not block-scaled: groups=40",)
     assert len(result.buffer) < 0.6 * len(plain.buffer)
-    (output,) = load(result.buffer).run(x)
+    (output,) = load(result.buffer).execute(x)
     noise = (output - model(x)).square().sum() / model(x).square().sum()
     bits = {"fp8e4m3": 3, "fp8e5m2": 2, "fp6e2m3": 3, "fp6e3m2": 2, "fp4e2m1": 1}[format]
     assert 0 < noise < 4.0**-bits
@@ -112,7 +112,7 @@ def test_bfloat16_stays_outside() -> None:
     layer = nn.Linear(64, 8).bfloat16().requires_grad_(False).eval()
     x = _spread((3, 64)).bfloat16()
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3", extensions=["bf16"])
-    (output,) = load(export(layer, recipe, (x,)).buffer).run(x)
+    (output,) = load(export(layer, recipe, (x,)).buffer).execute(x)
     assert output.dtype is torch.bfloat16
     quantize_(layer, MXConfig("fp8e4m3"), is_mx_layer)
     assert torch.equal(output, layer(x))

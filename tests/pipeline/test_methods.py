@@ -75,7 +75,7 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
         assert not method.cpu_operators
         assert len(method.delegates) == 1
     program = arm_recipes.load(result.buffer)
-    found = _decoded(lambda method, sample: program.run(*sample, method=method)[0])
+    found = _decoded(lambda method, sample: program.execute(*sample, method=method)[0])
     assert found == _decoded(_as_quantized(result))
     assert len(set(found)) > 4
 
@@ -95,7 +95,7 @@ def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(described.delegates) > 2
         assert sum(described.boundary.values()) == 1
     for method, sample in [("prefill", prompt(PROMPT)), *(("decode", prompt(1, PROMPT + i)) for i in range(4))]:
-        assert torch.equal(pieces.run(*sample, method=method)[0], whole_.run(*sample, method=method)[0])
+        assert torch.equal(pieces.execute(*sample, method=method)[0], whole_.execute(*sample, method=method)[0])
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
@@ -127,15 +127,18 @@ def test_streams_read_weights_from_one_place(monkeypatch: pytest.MonkeyPatch) ->
         loaded.append(self)
 
     monkeypatch.setattr(EmulatedStream, "__init__", noted)
-    expected = [program.run(*prompt(PROMPT), method="prefill")[0], program.run(*prompt(1, PROMPT), method="decode")[0]]
+    expected = [
+        program.execute(*prompt(PROMPT), method="prefill")[0],
+        program.execute(*prompt(1, PROMPT), method="decode")[0],
+    ]
     prefill, decode = loaded
     assert prefill._shared_weights is not None
     assert prefill._shared_weights is decode._shared_weights
     prefill.memory[0][:] = 0
     again = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
-    again.run(*prompt(PROMPT), method="prefill")
+    again.execute(*prompt(PROMPT), method="prefill")
     assert decode.memory[0].any()
-    assert torch.equal(again.run(*prompt(1, PROMPT), method="decode")[0], expected[1])
+    assert torch.equal(again.execute(*prompt(1, PROMPT), method="decode")[0], expected[1])
 
 
 def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
@@ -169,7 +172,9 @@ def test_via_the_tosa_graphs() -> None:
     ours, theirs = (result.program() for _ in range(2))
     theirs.reference = Program(result.reference_program())
     sample = prompt(PROMPT)
-    assert torch.equal(ours.run(*sample, method="prefill")[0], theirs.run(*sample, method="prefill", backend="tosa")[0])
+    assert torch.equal(
+        ours.execute(*sample, method="prefill")[0], theirs.execute(*sample, method="prefill", backend="tosa")[0]
+    )
 
 
 class Kept(nn.Module):
@@ -200,7 +205,7 @@ def _kept(recipe: str, methods: dict[str, nn.Module]) -> arm_recipes.Program:
 
 
 def _ran(program: arm_recipes.Program, *methods: str) -> list[float]:
-    return [float(program.run(torch.ones(1, 4), method=method)[0][0, 0]) for method in methods]
+    return [float(program.execute(torch.ones(1, 4), method=method)[0][0, 0]) for method in methods]
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])

@@ -157,7 +157,7 @@ def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) ->
     frames = [(torch.randn(1, 4, 1),) for _ in range(FRAMES)]
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
-    found = [program.run(*frame)[0] for frame in frames]
+    found = [program.execute(*frame)[0] for frame in frames]
     assert _decibels([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else least)
     if not (network is Cache and "U55" in recipe):  # which has no SCATTER
         (method,) = result.report.methods
@@ -173,7 +173,7 @@ def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str)
     frames = [(torch.randn(1, 4, 1),) for _ in range(10)]
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
-    found = [program.run(*frame)[0] for frame in frames]
+    found = [program.execute(*frame)[0] for frame in frames]
     assert _decibels([expected(*frame) for frame in frames], found) > 35
 
 
@@ -201,7 +201,7 @@ def test_counters_are_held_in_int32(start: int, recipe: str) -> None:
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
     for frame in frames:
-        assert (program.run(*frame)[0] - expected(*frame)).abs().max() < 0.02
+        assert (program.execute(*frame)[0] - expected(*frame)).abs().max() < 0.02
     if start < 1 << 40 and recipe != "TOSA_FP":
         (method,) = result.report.methods
         assert not method.cpu_operators
@@ -233,7 +233,7 @@ def test_state_that_is_a_buffer_under_another_name() -> None:
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
     assert not model.kept.tensor.any()
     program = arm_recipes.load(result.buffer)
-    assert [float(program.run(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
+    assert [float(program.execute(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
 
 
 def test_state_that_no_program_can_hold() -> None:

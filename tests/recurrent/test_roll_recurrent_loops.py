@@ -219,9 +219,9 @@ def test_states_in_buffers_go_on() -> None:
         torch.manual_seed(0)
         recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, steps_per_call=steps)
         program = export(_Stream().eval(), recipe, samples).program()
-        results.append([program.run(*sample)[0] for sample in samples])
+        results.append([program.execute(*sample)[0] for sample in samples])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
-    assert not torch.equal(results[0][0], program.run(*samples[0])[0])
+    assert not torch.equal(results[0][0], program.execute(*samples[0])[0])
 
 
 def test_what_is_beside_a_loop_stays_as_it_is() -> None:
@@ -232,7 +232,7 @@ def test_what_is_beside_a_loop_stays_as_it_is() -> None:
     assert _calls(result) == [2]
     program = result.program()
     for sample in samples:
-        for mine, theirs in zip(program.run(*sample), model(*sample), strict=True):
+        for mine, theirs in zip(program.execute(*sample), model(*sample), strict=True):
             assert torch.allclose(mine, theirs, atol=1e-6)
 
 
@@ -316,7 +316,7 @@ def test_developer_tools(tmp_path: Any) -> None:
     result, samples = _exported("lstm", "ETHOSU_U85_INT8", 3)
     assert isinstance(result.inspector(*samples[0]), Inspector)
     result.save(tmp_path / "model.pte", etrecord=True, bundled_samples=samples)
-    assert torch.equal(load(tmp_path / "model.pte").run(*samples[0])[0], result.run(*samples[0]))
+    assert torch.equal(load(tmp_path / "model.pte").execute(*samples[0])[0], result.run(*samples[0]))
     (output,) = result.compare(samples).outputs
     assert output.gap is not None
     assert output.gap.sqnr > 30
@@ -333,7 +333,7 @@ def test_executorch_s_own_flow() -> None:
         partitioner=recipe.lowering_recipe.partitioners,
         compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )
-    (made,) = load(edge.to_executorch().buffer).run(*sample)
+    (made,) = load(edge.to_executorch().buffer).execute(*sample)
     assert torch.allclose(made, model(*sample), atol=1e-5)
     assert edge.exported_program().graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
 

@@ -117,7 +117,7 @@ def run(program: bytes, *tensors: Any, times: int = 1) -> list[Any]:
 
     loaded = load(program)
     for _ in range(times):
-        outputs = loaded.run(*tensors)
+        outputs = loaded.execute(*tensors)
     return [output.numpy() for output in outputs]
 
 
@@ -136,7 +136,7 @@ def run_each(programs: Sequence[bytes], tensors: Sequence[Any], answer: Connecti
         os.dup2(null.fileno(), 2)
     for number, program in enumerate(programs):
         try:
-            answer.send((number, [output.numpy() for output in load(program).run(*tensors)]))
+            answer.send((number, [output.numpy() for output in load(program).execute(*tensors)]))
         except Exception as error:
             answer.send((number, f"{type(error).__name__}: {error}"))
 
@@ -181,7 +181,7 @@ def run_after_failure(fails: bytes, works: bytes, *tensors: Any) -> tuple[list[s
     program = load(fails)
     for _ in range(2):
         try:
-            program.run(*tensors)
+            program.execute(*tensors)
         except RunError as error:
             said.append(f"{type(error).__name__} from {type(error.__cause__).__name__}: {error}")
     return said, run(works, *tensors)
@@ -267,11 +267,11 @@ def interrupted(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     reference.run = pressed  # type: ignore[assignment]
     try:
-        loaded.run(*tensors)
+        loaded.execute(*tensors)
     except BaseException as error:
         raised = type(error).__name__
     reference.run = original
-    return raised, [output.numpy() for output in loaded.run(*tensors)]
+    return raised, [output.numpy() for output in loaded.execute(*tensors)]
 
 
 def in_threads(
@@ -300,7 +300,7 @@ def in_threads(
         mine = [loaded.get(program) or load(program) for program in programs]
         together.wait()
         for sample, program in itertools.product(samples, mine):
-            results[number].append([output.numpy() for output in program.run(*sample)])
+            results[number].append([output.numpy() for output in program.execute(*sample)])
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(len(jobs))]
     for thread in threads:
@@ -321,14 +321,14 @@ def destroy_while_running(program: bytes, other: bytes, tensors: Sequence[Any], 
 
     def churn() -> None:
         while not done.is_set():
-            dropped.append([output.numpy() for output in load(other).run(*tensors)])
+            dropped.append([output.numpy() for output in load(other).execute(*tensors)])
 
     thread = threading.Thread(target=churn, daemon=True)
     thread.start()
     kept = load(program)
-    outputs = [[output.numpy() for output in kept.run(*tensors)] for _ in range(times)]
+    outputs = [[output.numpy() for output in kept.execute(*tensors)] for _ in range(times)]
     while not dropped and thread.is_alive():
-        outputs.append([output.numpy() for output in kept.run(*tensors)])
+        outputs.append([output.numpy() for output in kept.execute(*tensors)])
     done.set()
     thread.join()
     return outputs + dropped
@@ -342,14 +342,14 @@ def prints_while_running(program: bytes, tensors: Sequence[Any], lines: int) -> 
     from arm_recipes import load
 
     loaded = load(program)
-    loaded.run(*tensors)
+    loaded.execute(*tensors)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 1)
         done = threading.Event()
 
         def busy() -> None:
             while not done.is_set():
-                loaded.run(*tensors)
+                loaded.execute(*tensors)
 
         thread = threading.Thread(target=busy, daemon=True)
         thread.start()

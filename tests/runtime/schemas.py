@@ -11,7 +11,7 @@ _FIELD = re.compile(r"(\w+)\s*:\s*(\w+|\[\w+\])[^;]*;")
 
 
 def agree(module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ...]] | None = None) -> None:
-    """Check the classes ``_Name`` of a module against the tables of a schema that have their names.
+    """Check the classes of a module against the tables of a schema with their names (``Name`` or ``_Name``).
 
     Args:
         fields_of: classes that stand for several tables; their members are compared by number alone.
@@ -36,7 +36,7 @@ def _numbers(module: ModuleType) -> dict[str, dict[str, int]]:
     found = {
         name: {field: number for field, number in members.items() if type(number) is int}
         for name, members in classes.items()
-        if name.startswith("_") and members["__module__"] == module.__name__
+        if members["__module__"] == module.__name__
     }
     return {name: numbers for name, numbers in found.items() if numbers}
 

@@ -514,11 +514,11 @@ def test_kernels_that_velas_legacy_core_takes_for_shorter(rows: int) -> None:
     """Behind other work, one of more than 32 rows begins before its last rows are written."""
     model = depthwise([(3, 3), (rows, 4)], (rows + 2, 6))
     x = np.zeros((1, rows + 2, 6, 16), np.int8)
-    VelaProgram(compile_tflite(model, "ethos-u55-32")).watched([x])
+    VelaProgram(compile_tflite(model, "ethos-u55-32")).run_checked([x])
     legacy = VelaProgram(compile_tflite(model, "ethos-u55-32", "--debug-force-legacy-core"))
     if rows == 32:
-        legacy.watched([x])
+        legacy.run_checked([x])
         return
     said = r"NPU_OP_DEPTHWISE at byte \d+: it may read byte \d+ of region 1 before .* BLOCKDEP is too large"
     with pytest.raises(RunError, match=said):
-        legacy.watched([x])
+        legacy.run_checked([x])

@@ -96,7 +96,7 @@ def test_flips_without_a_checksum(name: str) -> None:
         "many tensors": (unsealed(mixed(FP).buffer), MIXED),
         "ExecuTorch's own export": (plain(INT8), images(1)[0]),
     }[name]
-    expected = [output.numpy() for output in load(data).run(*tensors)]
+    expected = [output.numpy() for output in load(data).execute(*tensors)]
     damaged = list(_random_flips(data, 400))
     kinds: Counter[str] = Counter()
     for fate in fates(damaged, *tensors):
@@ -114,7 +114,7 @@ def test_truncation_without_a_checksum() -> None:
     data = plain(INT8)
     for length in range(0, len(data), 11):
         with pytest.raises((ProgramError, PayloadError, RunError)):
-            load(data[:length]).run(*images(1)[0])
+            load(data[:length]).execute(*images(1)[0])
 
 
 @pytest.mark.parametrize("field", [12, 16, 24, 32])
@@ -129,7 +129,7 @@ def test_header_fields_without_a_checksum(field: int, value: int) -> None:
         assert fate.startswith(("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime"))
     else:  # it says where the segments are, and this program has none but the names
         assert field != 16
-        assert np.array_equal(fate[0], load(small(INT8).buffer).run(*images(1)[0])[0].numpy())
+        assert np.array_equal(fate[0], load(small(INT8).buffer).execute(*images(1)[0])[0].numpy())
 
 
 # Payloads.
@@ -153,7 +153,7 @@ def test_a_damaged_payload_with_a_checksum(recipe: ArmRecipeType, backend: str) 
     message = rf"'forward' cannot be run: a payload of {backend} \([\d,]+ bytes\) is damaged: its CRC-32 is not the"
     for damaged in _random_flips(program, 100, first, last):
         with pytest.raises(PayloadError, match=message):
-            load(damaged).run(*images(1)[0])
+            load(damaged).execute(*images(1)[0])
 
 
 def test_a_damaged_tosa_payload_without_a_checksum() -> None:
@@ -164,13 +164,13 @@ def test_a_damaged_tosa_payload_without_a_checksum() -> None:
     kinds: Counter[str] = Counter()
     for damaged in (_flipped(program, first + 4, 0), *_random_flips(program, 12, first, last)):
         try:
-            assert load(damaged).run(x)[0].shape == (1, 4)
+            assert load(damaged).execute(x)[0].shape == (1, 4)
             kinds["ran"] += 1  # flips in weights are as good as others
         except RunError as error:
             kinds[f"{type(error).__name__}{str(error).partition(':')[0]}"] += 1
     assert set(kinds) <= {"ran", "PayloadError'forward' cannot be run", "RunError'forward' cannot be run"}
     assert min(kinds["PayloadError'forward' cannot be run"], kinds["RunError'forward' cannot be run"]) > 0
-    assert torch.equal(load(program).run(x)[0], load(small(INT8).buffer).run(x)[0])
+    assert torch.equal(load(program).execute(x)[0], load(small(INT8).buffer).execute(x)[0])
 
 
 def test_a_damaged_vgf_payload_without_a_checksum() -> None:
@@ -214,11 +214,11 @@ def test_payloads_of_other_backends() -> None:
     first, last = _payload(tosa)
     vgf = b"VGF1" + bytes(last - first - 4)
     with pytest.raises(PayloadError, match=r"not a TOSA flatbuffer \(magic b'.*', expected b'TOSA'\)"):
-        load(tosa[:first] + vgf + tosa[last:]).run(x)
+        load(tosa[:first] + vgf + tosa[last:]).execute(x)
     program = untracked(small(VGF).buffer)
     first, last = _payload(program)
     with pytest.raises(PayloadError, match=r"not a VGF file \(magic b'.*', expected b'VGF1'\)"):
-        load(program[:first] + bytes(4) + b"TOSA" + program[first + 8 :]).run(x)
+        load(program[:first] + bytes(4) + b"TOSA" + program[first + 8 :]).execute(x)
 
 
 def test_a_payload_that_does_not_fit_the_program() -> None:
@@ -244,7 +244,7 @@ def test_a_payload_that_does_not_fit_the_program() -> None:
         match=r"TOSABackend: the program passes 'x' of a delegate as float32\[1, 6\] \(in memory order\), its payload "
         r"expects float32\[1, 3\]. They do not match: export the program again",
     ):
-        load(mixed_up).run(shapes["one"])
+        load(mixed_up).execute(shapes["one"])
 
 
 def test_an_ethosu_payload_that_does_not_fit_the_program() -> None:
@@ -261,7 +261,7 @@ def test_an_ethosu_payload_that_does_not_fit_the_program() -> None:
         match=r"EthosUBackend: the program passes tensor 0 of a delegate as 32 bytes of int8, its payload expects "
         r"\[16\] x 1 B, byte 0 of region 1\. They do not match: export the program again",
     ):
-        load(mixed_up).run(torch.ones(1, 32))
+        load(mixed_up).execute(torch.ones(1, 32))
 
 
 # What the data do to a delegate.
@@ -281,14 +281,14 @@ def test_an_index_out_of_range() -> None:
     program = load(export(model, ExportRecipe.get_recipe(FP), [(good,)]).buffer)
     for wrong in (10, -1, 10**6, 2**31 - 1, -(2**31)):
         with pytest.raises(RunError, match=r"'forward' cannot be run: the TOSA reference model (ended with|crashed)"):
-            program.run(torch.tensor([[wrong, 1]], dtype=torch.int32))
-        assert torch.equal(program.run(good)[0], model(good))
+            program.execute(torch.tensor([[wrong, 1]], dtype=torch.int32))
+        assert torch.equal(program.execute(good)[0], model(good))
 
 
 def test_an_integer_overflow() -> None:
     x, scale, count, mask = MIXED
     with pytest.raises(RunError, match=r"ended with TOSA_UNPREDICTABLE: .*overflow, 2147483647 \+ 1 exceeds"):
-        load(mixed(FP).buffer).run(x, scale, torch.full_like(count, 2**31 - 1), mask)
+        load(mixed(FP).buffer).execute(x, scale, torch.full_like(count, 2**31 - 1), mask)
 
 
 # Programs for something else.
@@ -299,7 +299,7 @@ def test_a_program_without_its_tosa_twin() -> None:
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program, and no reference program is loaded\."
     ):
-        program.run(*images(1)[0], backend="tosa")
+        program.execute(*images(1)[0], backend="tosa")
 
 
 def test_a_program_for_an_unknown_backend() -> None:
@@ -308,7 +308,7 @@ def test_a_program_for_an_unknown_backend() -> None:
         RunError,
         match=r"'forward' needs the backend MarsBackend, which is not registered .*; registered: .*TOSABackend",
     ):
-        load(program).run(*images(1)[0])
+        load(program).execute(*images(1)[0])
 
 
 def test_a_program_with_kernels_that_are_not_there() -> None:
@@ -324,14 +324,14 @@ def test_a_program_with_kernels_that_are_not_there() -> None:
     with pytest.raises(
         RunError, match=r"'usual' needs kernels .* not registered .*: aten::nextafter\.\w+\. Load the library"
     ):
-        program.run(*vectors(1)[0], method="usual")
-    assert program.run(*vectors(1)[0], method="twice")[0].shape == (1, 4)
+        program.execute(*vectors(1)[0], method="usual")
+    assert program.execute(*vectors(1)[0], method="twice")[0].shape == (1, 4)
 
 
 def test_constant_methods_are_no_methods_to_run() -> None:
     program = load(pte_programs.program("tosa"))
     assert program.methods == ("forward",)
-    assert program.run(*images(1)[0])[0].shape == (1, 4)
+    assert program.execute(*images(1)[0])[0].shape == (1, 4)
 
 
 @pytest.mark.parametrize("data", [b"", b"ET12", bytes(64), b"PK\x03\x04" + bytes(100)])

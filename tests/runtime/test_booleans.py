@@ -130,5 +130,5 @@ def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType, tmp_path: Path) 
     torch.testing.assert_close(chosen, expected, atol=0.03, rtol=0)
     torch.testing.assert_close(masks, right, atol=0, rtol=0)
     saved = load(result.save(tmp_path / "masks.pte", reference=True))
-    for found in (result.run(*samples[0], backend="tosa"), saved.run(*samples[0], backend="tosa")):
+    for found in (result.run(*samples[0], backend="tosa"), saved.execute(*samples[0], backend="tosa")):
         assert all(map(torch.equal, found, (chosen, *masks)))

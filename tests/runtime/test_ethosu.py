@@ -85,7 +85,7 @@ def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
         given = result.inputs[0].quantize(x) if quantized_io else x
         assert _equal(result, given)
         assert torch.equal(result.run(given), other.run(given))
-        assert torch.equal(load(result.buffer).run(given)[0], result.run(given))
+        assert torch.equal(load(result.buffer).execute(given)[0], result.run(given))
     # On Linux, ExecuTorch's own kernels quantize.
     kernels = {f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize")}
     assert set(result.report.methods[0].boundary) == (set() if quantized_io else kernels)
@@ -141,8 +141,8 @@ def test_operators_between_delegates_and_state(recipe: ArmRecipeType, tmp_path: 
     (x,) = vectors(1)[0]
     seen = []
     for index, method in [(0, "first"), (0, "second"), (1, "first"), (0, "between"), (0, "first"), (0, "first")]:
-        outputs = programs[index].run(x, method=method)
-        assert all(map(torch.equal, outputs, programs[index].run(x, method=method, backend="tosa")))
+        outputs = programs[index].execute(x, method=method)
+        assert all(map(torch.equal, outputs, programs[index].execute(x, method=method, backend="tosa")))
         seen.append((method, outputs[0]))
     firsts = [output for method, output in seen if method == "first"]
     assert torch.equal(firsts[0], firsts[1])  # of two programs
@@ -175,7 +175,7 @@ def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     assert sizes == [vela.fast_scratch_bytes] * 2
     assert sizes[0] > 10_000
     others = untracked(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
-    assert all(map(torch.equal, load(others).run(x), result.run(x)))
+    assert all(map(torch.equal, load(others).execute(x), result.run(x)))
 
 
 def test_too_little_fast_scratch() -> None:
@@ -193,10 +193,10 @@ def test_runs_do_not_leave_traces() -> None:
     """Memory is kept from run to run, with what the runs before have left there."""
     result = small(U55)
     samples = [x for (x,) in images(4)]
-    alone = [load(result.buffer).run(x)[0] for x in samples]
+    alone = [load(result.buffer).execute(x)[0] for x in samples]
     program = load(result.buffer)
     for x, expected in zip(samples * 2, alone * 2, strict=True):
-        assert torch.equal(program.run(x)[0], expected)
+        assert torch.equal(program.execute(x)[0], expected)
 
 
 def test_inputs_that_nothing_reads() -> None:

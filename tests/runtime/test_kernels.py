@@ -72,7 +72,7 @@ def test_same_as_pytorch() -> None:
         "cortex_m::quantize_per_tensor.out",
         "cortex_m::dequantize_per_tensor.out",
     }
-    outputs = program.run(*inputs)
+    outputs = program.execute(*inputs)
     expected = Boundary(PARAMETERS)(*inputs)
     for index, (ours, theirs) in enumerate(zip(outputs, expected, strict=True)):
         assert ours.dtype == theirs.dtype
@@ -84,7 +84,7 @@ def test_same_as_pytorch() -> None:
 def test_shapes(shape: tuple[int, ...]) -> None:
     inputs = (torch.ones(shape), torch.ones(shape, dtype=torch.int8), torch.ones(shape, dtype=torch.int16))
     model = Boundary([(0.5, 1, -128, 127, torch.int8), (0.5, 1, -32768, 32767, torch.int16)])
-    for ours, theirs in zip(Program(_program(model, inputs)).run(*inputs), model(*inputs), strict=True):
+    for ours, theirs in zip(Program(_program(model, inputs)).execute(*inputs), model(*inputs), strict=True):
         assert ours.shape == shape
         assert torch.equal(ours, theirs)
 
@@ -93,7 +93,7 @@ def test_memory_format() -> None:
     x = torch.randn(1, 3, 4, 5).to(memory_format=torch.channels_last)
     integers = (x * 10).char(), (x * 10).short()
     model = Boundary([(0.5, 1, -128, 127, torch.int8)])
-    outputs = Program(_program(model, (x, *integers))).run(x, *integers)
+    outputs = Program(_program(model, (x, *integers))).execute(x, *integers)
     for ours, theirs in zip(outputs, model(x, *integers), strict=True):
         assert torch.equal(ours, theirs)
 
@@ -158,9 +158,9 @@ def test_bad_arguments(
 ) -> None:
     x = torch.ones(4, dtype=dtype)
     good = _serialized(name, dtype)
-    assert torch.equal(Program(_changed(good, old, old)).run(x)[0], _ALONE[name]()(x))
+    assert torch.equal(Program(_changed(good, old, old)).execute(x)[0], _ALONE[name]()(x))
     with pytest.raises(RunError, match=r"ExecuTorch's runtime cannot run 'forward': .*error 0x12"):
-        Program(_changed(good, old, new)).run(x)
+        Program(_changed(good, old, new)).execute(x)
     assert f"cortex_m::{name}_per_tensor.out: {reason} (scale " in capfd.readouterr().err
 
 
@@ -169,10 +169,10 @@ def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     edge = to_edge(torch.export.export(_Quantize(), (x,)), compile_config=EdgeCompileConfig(_check_ir_validity=False))
     assert use_cortex_m_quantize(edge) == []  # which leaves half precision to ExecuTorch's own kernel
     (node,) = (node for node in edge.exported_program().graph.nodes if node.op == "call_function")
-    assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).run(x)[0].dtype == torch.int8
+    assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).execute(x)[0].dtype == torch.int8
     node.target = QUANTIZE
     with pytest.raises(RunError, match="error 0x12"):
-        Program(bytes(edge.to_executorch().buffer)).run(x)
+        Program(bytes(edge.to_executorch().buffer)).execute(x)
     assert "cortex_m::quantize_per_tensor.out: the real numbers must be float32" in capfd.readouterr().err
 
 
@@ -186,4 +186,4 @@ def test_int64_and_uint8_keep_executorchs_own_kernels() -> None:
     x = torch.randn(5)
     program = Program(_program(Unsigned(), (x,)))
     assert all(name.startswith("quantized_decomposed::") for name in program.content.methods["forward"].operators)
-    assert torch.equal(program.run(x)[0], Unsigned()(x))
+    assert torch.equal(program.execute(x)[0], Unsigned()(x))

@@ -53,7 +53,7 @@ def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
     assert len(said) == 2
     for text in said:
         assert text.startswith("something else in this process implements TOSABackend already: another copy of the")
-    assert torch.equal(torch.from_numpy(outputs[0]), load(small(TOSA).buffer).run(x)[0])
+    assert torch.equal(torch.from_numpy(outputs[0]), load(small(TOSA).buffer).execute(x)[0])
 
 
 def test_another_implementation_that_came_first(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
     cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
     (x,) = images(1)[0]
     program = small(TOSA).buffer
-    expected = load(program).run(x)[0].numpy()
+    expected = load(program).execute(x)[0].numpy()
     both = [start(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
     answers = [answer() for answer in both]
     answers.append(in_child(host_children.build_and_run, program, x, environment={**cache, "CXX": "/bin/false"}))
@@ -223,7 +223,7 @@ def test_ctrl_c() -> None:
     (x,) = images(1)[0]
     raised, (output,) = in_child(host_children.interrupted, small(TOSA).buffer, x)
     assert raised == "KeyboardInterrupt"
-    assert torch.equal(torch.from_numpy(output), load(small(TOSA).buffer).run(x)[0])
+    assert torch.equal(torch.from_numpy(output), load(small(TOSA).buffer).execute(x)[0])
 
 
 @pytest.mark.parametrize("failure", [ArmBackendError("no luck"), ValueError("no luck"), KeyError("no luck")])
@@ -232,7 +232,7 @@ def test_an_exception_keeps_its_cause_and_the_next_run_works(
 ) -> None:
     (x,) = images(1)[0]
     program = load(small(TOSA).buffer)
-    (expected,) = program.run(x)
+    (expected,) = program.execute(x)
 
     def fail(*_: object) -> None:
         raise failure
@@ -240,9 +240,9 @@ def test_an_exception_keeps_its_cause_and_the_next_run_works(
     with monkeypatch.context() as patch:
         patch.setattr(reference, "run", fail)
         with pytest.raises(RunError, match=r"'forward' cannot be run: .*no luck") as caught:
-            program.run(x)
+            program.execute(x)
     assert caught.value.__cause__ is failure
-    assert torch.equal(program.run(x)[0], expected)
+    assert torch.equal(program.execute(x)[0], expected)
 
 
 @pytest.mark.parametrize(
@@ -261,8 +261,8 @@ def test_an_executor_that_returns_something_else(
     with monkeypatch.context() as patch:
         patch.setattr(reference, "run", lambda *_: results)
         with pytest.raises(RunError, match=f"'forward' cannot be run: .*{message}"):
-            program.run(x)
-    assert program.run(x)[0].shape == (1, 4)
+            program.execute(x)
+    assert program.execute(x)[0].shape == (1, 4)
 
 
 @pytest.mark.parametrize(("recipe", "backend"), [(TOSA, "TOSABackend"), (NPU, "EthosUBackend")])
@@ -272,7 +272,7 @@ def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
     before = len(executor._delegates)
     programs = [load(small(recipe).buffer) for _ in range(3)]
     for program in programs:
-        program.run(*images(1)[0])
+        program.execute(*images(1)[0])
     assert len(executor._delegates) == before + 3
     del programs, program
     assert len(executor._delegates) == before
@@ -292,14 +292,14 @@ def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> 
     jobs = [([small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
     results = in_child(host_children.in_threads, jobs, shared)
     for given, outputs in zip(samples, results, strict=True):
-        expected = [load(small(TOSA).buffer).run(*sample)[0].numpy() for sample in given]
+        expected = [load(small(TOSA).buffer).execute(*sample)[0].numpy() for sample in given]
         assert _same([output for (output,) in outputs], expected)
 
 
 def test_several_programs_in_every_thread() -> None:
     samples = images(40)
     jobs = [([small(TOSA).buffer, small(VGF).buffer], samples)] * 3
-    expected = [load(small(TOSA).buffer).run(*sample)[0].numpy() for sample in samples]
+    expected = [load(small(TOSA).buffer).execute(*sample)[0].numpy() for sample in samples]
     for outputs in in_child(host_children.in_threads, jobs):
         assert _same([output for (output,) in outputs[::2]], expected)
         assert _same([output for (output,) in outputs[1::2]], expected)
@@ -311,7 +311,7 @@ def test_several_programs_in_every_thread() -> None:
 def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeType) -> None:
     (x,) = images(1)[0]
     outputs = in_child(host_children.destroy_while_running, small(kept).buffer, small(dropped).buffer, (x,), 60)
-    expected = load(small(TOSA).buffer).run(x)[0].numpy()
+    expected = load(small(TOSA).buffer).execute(x)[0].numpy()
     assert len(outputs) > 60
     assert all(np.array_equal(output, expected) for (output,) in outputs)
 

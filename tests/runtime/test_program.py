@@ -45,7 +45,7 @@ def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> Non
     assert (source.dtype, source.shape) == ("int16" if recipe is A16W8 else "int8", (1, 3, 8, 8))
     for (x,) in images(8):
         given = source.quantize(x * 2)  # some of it saturates
-        (loaded,) = program.run(given)
+        (loaded,) = program.execute(given)
         (expected,) = reference.run(result.report.delegates[0].tosa, [given.numpy()])
         assert str(sink) == str(result.outputs[0])
         assert torch.equal(loaded, torch.from_numpy(expected))
@@ -56,7 +56,7 @@ def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> Non
 def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
     result = small(recipe)
     for (x,) in images(4):
-        (loaded,) = load(result.buffer).run(x)
+        (loaded,) = load(result.buffer).execute(x)
         (expected,) = reference.run(result.report.delegates[0].tosa, [x.numpy()])
         if recipe is FP:
             assert torch.equal(loaded, torch.from_numpy(expected))
@@ -77,7 +77,7 @@ def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
         integers = q(x, source.scale, source.zero_point, low, limits.max, dtype)
         (inside,) = reference.run(inner.report.delegates[0].tosa, [integers.numpy()])
         expected = dq(torch.from_numpy(inside), sink.scale, sink.zero_point, limits.min, limits.max, dtype)
-        assert torch.equal(program.run(x)[0], expected)
+        assert torch.equal(program.execute(x)[0], expected)
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
@@ -91,7 +91,7 @@ def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
     assert [str(value).split("[")[0] for value in program.outputs] == ["int32", "float32", "bool", "float32", "float32"]
     x, scale, count, mask = MIXED
     for given in (MIXED, (-x.flip(1), scale - 4, -count, ~mask)):
-        for loaded, expected in zip(program.run(*given), Mixed()(*given), strict=True):
+        for loaded, expected in zip(program.execute(*given), Mixed()(*given), strict=True):
             assert loaded.dtype == expected.dtype
             assert loaded.shape == expected.shape
             torch.testing.assert_close(loaded, expected)
@@ -101,7 +101,7 @@ def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
 def test_tensors_may_lie_in_any_order(recipe: ArmRecipeType) -> None:
     program = load(small(recipe).buffer)
     (x,) = images(1)[0]
-    (expected,) = program.run(x)
+    (expected,) = program.execute(x)
     wide = torch.zeros(1, 3, 8, 16)
     wide[..., ::2] = x
     for given in (
@@ -110,7 +110,7 @@ def test_tensors_may_lie_in_any_order(recipe: ArmRecipeType) -> None:
         wide[..., ::2],
         x.clone().requires_grad_(),
     ):
-        assert torch.equal(program.run(given)[0], expected)
+        assert torch.equal(program.execute(given)[0], expected)
 
 
 @pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
@@ -120,16 +120,16 @@ def test_a_channels_last_program(recipe: ArmRecipeType) -> None:
     program = load(export(model, ExportRecipe.get_recipe(recipe), [(x.to(memory_format=torch.channels_last),)]).buffer)
     assert program.content.methods["forward"].inputs == (PteTensor("float32", (1, 3, 8, 8), (0, 2, 3, 1)),)
     for given in (x, x.to(memory_format=torch.channels_last)):
-        torch.testing.assert_close(program.run(given)[0], model(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(program.execute(given)[0], model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_inputs_are_not_written_and_outputs_are_kept() -> None:
     program = load(small(FP).buffer)
     (x,), (y,) = images(2)
     before = x.clone()
-    (first,) = program.run(x)
+    (first,) = program.execute(x)
     kept = first.clone()
-    program.run(y)
+    program.execute(y)
     assert torch.equal(x, before)
     assert torch.equal(first, kept)
 
@@ -141,7 +141,7 @@ def test_tensors_without_elements() -> None:
 
     given = (torch.ones(2, 3), torch.ones(2, 0))
     for recipe in (FP, VGF_FP):
-        cut, sums = load(export(Cut().eval(), ExportRecipe.get_recipe(recipe), [given]).buffer).run(*given)
+        cut, sums = load(export(Cut().eval(), ExportRecipe.get_recipe(recipe), [given]).buffer).execute(*given)
         assert cut.shape == (2, 0)
         assert torch.equal(sums, torch.full((2, 3), 4.0))
 
@@ -154,7 +154,7 @@ def test_operators_between_delegates() -> None:
     assert len(program.content.methods["between"].delegates) == 2
     model = Between().eval()
     for (x,) in vectors(4):
-        torch.testing.assert_close(program.run(x, method="between")[0], model(x), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(program.execute(x, method="between")[0], model(x), rtol=1e-5, atol=1e-6)
 
 
 # State.
@@ -168,9 +168,9 @@ def test_every_method_of_every_program_keeps_its_own_state() -> None:
     counts = {(index, method): 0 for index in range(2) for method in ("first", "second")}
     order = [(0, "first"), (0, "second"), (1, "first"), (0, "first"), (1, "second"), (0, "first"), (0, "second")]
     for index, method in order:
-        programs[index].run(x, method="between")
+        programs[index].execute(x, method="between")
         counts[index, method] += 1
-        torch.testing.assert_close(programs[index].run(x, method=method)[0], base + counts[index, method])
+        torch.testing.assert_close(programs[index].execute(x, method=method)[0], base + counts[index, method])
     assert sorted(counts.values()) == [1, 1, 2, 3]
 
 
@@ -200,7 +200,7 @@ def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
     config = ExecutorchBackendConfig(emit_mutable_buffer_names=True, memory_planning_pass=planning)
     program = Program(bytes(edge.to_executorch(config).buffer))
     x = torch.ones(4)
-    results = [program.run(x, method=method)[0] for method in ("add", "twice", "add", "twice")]
+    results = [program.execute(x, method=method)[0] for method in ("add", "twice", "add", "twice")]
     assert [float(result[0]) for result in results] == [1, 3, 3, 7]
 
 
@@ -214,7 +214,7 @@ def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
     assert [value.name for value in (*program.inputs, *program.outputs)] == ["input0", "output0"]
     assert [str(value) for value in program.inputs] == [str(value) for value in ours.inputs]
     for (x,) in images(2):
-        assert torch.equal(program.run(x)[0], ours.run(x)[0])
+        assert torch.equal(program.execute(x)[0], ours.execute(x)[0])
 
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
@@ -224,7 +224,7 @@ def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType)
     (x,) = images(1)[0]
     method = Runtime.get().load_program(buffer).load_method("forward")
     for _ in range(3):
-        assert torch.equal(method.execute([x])[0], load(buffer).run(x)[0])
+        assert torch.equal(method.execute([x])[0], load(buffer).execute(x)[0])
 
 
 @pytest.mark.parametrize(("recipe", "trials"), [(INT8, 0), (VGF_INT8, 1), (U55, 0)])
@@ -242,7 +242,7 @@ def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
     monkeypatch.setattr(delegates, "_run_in_sandbox", recorded)
     loaded = load(program)
     for (x,) in images(2):
-        assert torch.equal(loaded.run(x)[0], load(small(recipe).buffer).run(x)[0])
+        assert torch.equal(loaded.execute(x)[0], load(small(recipe).buffer).execute(x)[0])
     (delegate,) = loaded.content.methods["forward"].delegates
     assert tried == [(delegate.backend, len(delegate.data))] * trials
 
@@ -255,9 +255,9 @@ def test_sources(tmp_path: Path) -> None:
     path = tmp_path / "small.pte"
     path.write_bytes(buffer)
     (x,) = images(1)[0]
-    (expected,) = load(buffer).run(x)
+    (expected,) = load(buffer).execute(x)
     for source in (path, str(path), bytearray(buffer), memoryview(buffer)):
-        assert torch.equal(load(source).run(x)[0], expected)  # type: ignore[arg-type]
+        assert torch.equal(load(source).execute(x)[0], expected)  # type: ignore[arg-type]
     path.unlink()
     with pytest.raises(FileNotFoundError, match=r"small\.pte"):
         load(path)
@@ -270,18 +270,18 @@ def test_a_program_does_not_change_with_its_source() -> None:
     program = load(buffer)  # type: ignore[arg-type]
     (x,) = images(1)[0]
     buffer[:] = bytes(len(buffer))
-    assert torch.equal(program.run(x)[0], load(small(FP).buffer).run(x)[0])
+    assert torch.equal(program.execute(x)[0], load(small(FP).buffer).execute(x)[0])
 
 
 def test_batches() -> None:
     program = load(small(FP).buffer)
     samples = images(3)
-    expected = [program.run(*sample)[0] for sample in samples]
+    expected = [program.run(*sample) for sample in samples]
     for form in (samples, [list(sample) for sample in samples], [x for (x,) in samples], iter(samples)):
         outputs = list(program.run_batch(form))
-        assert all(torch.equal(out, want) for (out,), want in zip(outputs, expected, strict=True))
+        assert all(map(torch.equal, outputs, expected))
     endless = program.run_batch(itertools.repeat(samples[0]))
-    assert torch.equal(next(endless)[0], next(endless)[0])
+    assert torch.equal(next(endless), next(endless))
     assert list(program.run_batch([])) == []
     wrong = program.run_batch([samples[0], (torch.ones(1),)])
     next(wrong)
@@ -292,10 +292,10 @@ def test_batches() -> None:
 def test_inputs_by_name() -> None:
     program = load(mixed(FP).buffer)
     x, scale, count, mask = MIXED
-    expected = program.run(*MIXED)
+    expected = program.execute(*MIXED)
     by_name: list[Any] = [
-        program.run(x, scale, mask=mask, count=count),
-        program.run(x=x, scale=scale, count=count, mask=mask),
+        program.execute(x, scale, mask=mask, count=count),
+        program.execute(x=x, scale=scale, count=count, mask=mask),
         *program.run_batch([{"x": x, "scale": scale, "count": count, "mask": mask}]),
     ]
     for outputs in by_name:
@@ -307,22 +307,22 @@ def test_inputs_by_name() -> None:
     ]
     for tensors, named, message in wrong:
         with pytest.raises(ValueError, match=message):
-            program.run(*tensors, **named)
+            program.execute(*tensors, **named)
 
 
 def test_via_tosa() -> None:
     (x,) = images(1)[0]
     program = load(small(INT8).buffer)
     assert program.has_reference
-    assert torch.equal(program.run(x, backend="tosa")[0], program.run(x)[0])
+    assert torch.equal(program.execute(x, backend="tosa")[0], program.execute(x)[0])
     with pytest.raises(ValueError, match="backend='npu': unknown backend; give backend='tosa'"):
-        program.run(x, backend="npu")  # type: ignore[arg-type]
+        program.execute(x, backend="npu")  # type: ignore[arg-type]
     program = load(small(VGF_INT8).buffer)
     assert not program.has_reference
     with pytest.raises(
         RunError, match=r"backend='tosa' needs the TOSA graphs of this program.*save\('model.pte', reference="
     ):
-        program.run(x, backend="tosa")
+        program.execute(x, backend="tosa")
 
 
 def test_repr_and_signature() -> None:
@@ -333,7 +333,7 @@ def test_repr_and_signature() -> None:
     with pytest.raises(ValueError, match="no method 'backward'; the program has: forward"):
         program.signature("backward")
     with pytest.raises(ValueError, match="no method 'forward'; the program has: between, first, second"):
-        load(methods()).run(torch.ones(1, 8))
+        load(methods()).execute(torch.ones(1, 8))
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_repr_and_signature() -> None:
 )
 def test_wrong_inputs(tensors: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(mixed(FP).buffer).run(*tensors)
+        load(mixed(FP).buffer).execute(*tensors)
 
 
 def test_real_numbers_for_a_quantized_input() -> None:
     with pytest.raises(ValueError, match=r"got float32\[1, 3, 8, 8\]; quantize floats with inputs\[0\]\.quantiz"):
-        load(small(INT8, quantized_io=True).buffer).run(images(1)[0][0])
+        load(small(INT8, quantized_io=True).buffer).execute(images(1)[0][0])
 
 
 def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,8 +370,8 @@ def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.Monkey
         patch.setattr(delegates, "create_delegate", _refuse)
         patch.setattr(plugin, "create_delegate", _refuse)
         with pytest.raises(PayloadError, match="'forward' cannot be run: no"):
-            program.run(x)
-    assert program.run(x)[0].shape == (1, 4)
+            program.execute(x)
+    assert program.execute(x)[0].shape == (1, 4)
 
 
 def _refuse(*_: object) -> None:

@@ -121,7 +121,7 @@ def test_an_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PayloadError, match=what + where):
         result.run(given)
     with pytest.raises(PayloadError, match=what + "$"):  # nothing tells of layers
-        load(result.buffer).run(given)
+        load(result.buffer).execute(given)
     with pytest.raises(PayloadError, match=what + where):
         export(Steps().eval(), ExportRecipe.get_recipe(NPUS[0]), images(3), verify=True)
 
@@ -211,14 +211,14 @@ def test_figures_of_a_delegate() -> None:
     emulated = EthosUDelegate(bytes(described.data), dict(described.compile_specs))
     (record,) = result.report.delegates
     inputs = [np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)]
-    figures = emulated.watched(inputs)
+    figures = emulated.run_checked(inputs)
     vela = record.vela
     assert vela is not None
     assert figures.peak[:2] == (vela.flash_bytes, vela.sram_bytes)
     assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # which counts what the pool compares, too
     (layer,) = figures.layers  # as nothing tells of layers
     assert (str(layer.origin), layer.operations, layer.bytes_read) == ("", figures.operations, figures.bytes_read)
-    layers = {layer.origin.module: layer for layer in emulated.watched(inputs, record).layers if layer.macs}
+    layers = {layer.origin.module: layer for layer in emulated.run_checked(inputs, record).layers if layer.macs}
     first, second = layers["first"], layers["second"]
     assert (first.macs, second.macs) == (8 * 8 * 24 * 9 * 3, 8 * 8 * 24 * 9)
     # Its tensors, and its weights, which a DMA brings from flash; tanh's table goes into the NPU.

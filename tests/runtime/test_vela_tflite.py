@@ -89,10 +89,10 @@ def test_it_runs_as_its_graph_does(accelerator: str) -> None:
         (expected,) = reference.run(_flatbuffer(), arrays)
         (result,) = loaded.run_arrays(arrays)
         assert np.array_equal(result, expected)
-        assert loaded.watched(arrays).operations > 1
+        assert loaded.run_checked(arrays).operations > 1
         tensors = list(map(torch.from_numpy, arrays))
-        assert torch.equal(loaded.run(*tensors)[0], torch.from_numpy(expected))
-        assert torch.equal(loaded.run(tensors[0], offset=tensors[1])[0], torch.from_numpy(expected))
+        assert torch.equal(loaded.execute(*tensors)[0], torch.from_numpy(expected))
+        assert torch.equal(loaded.execute(tensors[0], offset=tensors[1])[0], torch.from_numpy(expected))
         *_, last = loaded.trace(*tensors)
         assert torch.equal(last.integers.reshape(expected.shape), torch.from_numpy(expected))
 
@@ -126,7 +126,7 @@ def test_samples_one_after_the_other() -> None:
     loaded = VelaProgram(_model())
     samples = [tuple(map(torch.from_numpy, _arrays(seed))) for seed in range(3)]
     found = list(loaded.run_batch([*samples[:2], {"image": samples[2][0], "offset": samples[2][1]}]))
-    assert all(torch.equal(output[0], loaded.run(*sample)[0]) for output, sample in zip(found, samples, strict=True))
+    assert all(torch.equal(output, loaded.run(*sample)) for output, sample in zip(found, samples, strict=True))
     with pytest.raises(ValueError, match=r"^sample 1: .*'offset' is missing"):
         list(loaded.run_batch([samples[0], {"image": samples[0][0]}]))
 
@@ -135,11 +135,11 @@ def test_inputs_that_it_does_not_take() -> None:
     loaded = VelaProgram(_model())
     image, offset = map(torch.from_numpy, _arrays())
     with pytest.raises(ValueError, match=r"takes 2 inputs \(image: int8\[1, 5, 6, 2\] .*got 1"):
-        loaded.run(image)
+        loaded.execute(image)
     with pytest.raises(ValueError, match=r"input 0 \('image'\) must be .*; quantize floats with inputs\[0\]"):
-        loaded.run(image.float(), offset)
+        loaded.execute(image.float(), offset)
     with pytest.raises(ValueError, match="no method 'other'; the program has: forward"):
-        loaded.run(image, offset, method="other")
+        loaded.execute(image, offset, method="other")
     with pytest.raises(ValueError, match=r"input 1 \('offset'\) must be .*got int8\[1, 5, 6, 2\]"):
         loaded.run_arrays([image.numpy(), image.numpy()])
     with pytest.raises(ValueError, match="takes 2 inputs, got 1"):
@@ -157,7 +157,7 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
     (expected,) = reference.run(_wide_flatbuffer(), [x])
     loaded = VelaProgram(around(payload, inputs, outputs, fast_scratch=1 << 20))
     assert np.array_equal(loaded.run_arrays([x])[0], expected)
-    assert loaded.watched([x]).peak[2] > 0
+    assert loaded.run_checked([x]).peak[2] > 0
     with pytest.raises(
         PayloadError, match="for Ethos-U65-256 is damaged, or uses a feature that the emulator does not support"
     ):
@@ -176,7 +176,7 @@ def test_fast_scratch_that_is_scratch() -> None:
     with pytest.raises(
         RunError, match="regions 1 and 2, which are the same memory: the access checker does not support that"
     ):
-        one.watched([x])
+        one.run_checked([x])
 
 
 _WIDE = (1, 48, 48, 16)
@@ -213,10 +213,10 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
         loaded = load(source)
         assert isinstance(loaded, VelaProgram)
         assert (loaded.methods, loaded.sized, loaded.has_reference) == (("forward",), {}, False)
-        assert np.array_equal(loaded.run(*tensors)[0].numpy(), expected)
+        assert np.array_equal(loaded.execute(*tensors)[0].numpy(), expected)
     assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
     with pytest.raises(RunError, match="backend='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
-        loaded.run(*tensors, backend="tosa")
+        loaded.execute(*tensors, backend="tosa")
     with pytest.raises(RunError, match="a TFLite model has no reference program: leave out reference="):
         load(path, reference=path)
     with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs only Ethos-U delegates"):
@@ -417,7 +417,7 @@ def test_models_of_velas_own(accelerator: str, options: tuple[str, ...]) -> None
     difference = np.abs(result - _convolved(x))
     assert difference.max() <= 1
     assert difference.mean() < 0.001
-    loaded.watched([x])
+    loaded.run_checked([x])
 
 
 def _convolved(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -250,7 +250,7 @@ def test_what_is_no_tensor_is_a_constant(recipe: ArmRecipeType) -> None:
     expected = torch.relu(x * 2.5 - x) ** 2 + bias
     assert (output["y"] - expected).abs().max() < (0.1 if recipe is ArmRecipeType.TOSA_INT8 else 1e-5)
     assert torch.equal(again["y"], output["y"])
-    assert torch.equal(program.run(x, -x, bias)[0], output["y"])
+    assert torch.equal(program.execute(x, -x, bias)[0], output["y"])
     assert output["factor"] == 2.5
     with pytest.raises(
         ValueError, match=r"the call of 'forward', input 1 \('factor'\) is 3.0, but the model was captured with 2.5"

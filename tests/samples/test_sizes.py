@@ -55,13 +55,13 @@ def test_the_smallest_that_fits(recipe: str) -> None:
     for batch, seq in ((1, 4), (2, 16), (1, 3), (2, 5)):
         sample = _sample(batch, seq, 100 + seq)
         expected = _model()(*sample)
-        for places, total in (program.run(*sample, pad=0), result.run(*sample, pad=0.0).values()):
+        for places, total in (program.execute(*sample, pad=0), result.run(*sample, pad=0.0).values()):
             assert places.shape == (batch, seq, 32)
             assert total.shape == (batch, 32)
             for found, wanted in ((places, expected["places"]), (total, expected["sum"])):
                 assert (found - wanted).square().sum() < 3e-3 * wanted.square().sum()
-    named = program.run(_sample(1, 3)[0], mask=torch.ones(1, 3), pad={"x": 0, "mask": 0})
-    assert torch.equal(named[1], program.run(*_sample(1, 3), pad=0)[1])
+    named = program.execute(_sample(1, 3)[0], mask=torch.ones(1, 3), pad={"x": 0, "mask": 0})
+    assert torch.equal(named[1], program.execute(*_sample(1, 3), pad=0)[1])
 
 
 @cache
@@ -102,13 +102,13 @@ def test_scales_and_weights_are_the_same() -> None:
 def test_what_does_not_fit(batch: int, seq: int, pad: Any, message: str) -> None:
     program = arm_recipes.load(_cached("TOSA_FP").buffer)
     with pytest.raises(ValueError, match=message):
-        program.run(*_sample(batch, seq), pad=pad)
+        program.execute(*_sample(batch, seq), pad=pad)
 
 
 def test_inputs_that_disagree() -> None:
     program = arm_recipes.load(_cached("TOSA_FP").buffer)
     with pytest.raises(ValueError, match="inputs have 3 and 4 for the dimension 'seq'"):
-        program.run(_sample(1, 3)[0], _sample(1, 4)[1], pad=0)
+        program.execute(_sample(1, 3)[0], _sample(1, 4)[1], pad=0)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
 def _finding(program: VelaProgram, sample: list[Array]) -> str:
     """What the watch says, if anything."""
     try:
-        program.watched(sample)
+        program.run_checked(sample)
     except RunError as error:
         return str(error)
     return ""
