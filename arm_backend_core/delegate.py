@@ -170,10 +170,7 @@ def _compile_partition(
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
     ]
     execute = _make_reference_executor(flatbuffer, inputs, results)
-    metadata = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
-    return CompiledPartition(
-        partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, metadata
-    )
+    return CompiledPartition(partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, record)
 
 
 def _set_debug_handles(partitions: Sequence[Partition]) -> None:
