@@ -13,7 +13,7 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.insert_delegates import Partition
-from arm_backend_core.lowering import Lowering
+from arm_backend_core.lowering.walk import Lowering
 from arm_backend_core.nodes import (
     DELEGATE_LOOP,
     describe_node,
