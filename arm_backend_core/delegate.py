@@ -25,7 +25,7 @@ from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, compiler_fault
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
-from arm_backend_core.lowering import Lowering
+from arm_backend_core.lowering.walk import Lowering
 from arm_backend_core.nodes import (
     assign_debug_handles,
     debug_handle_of,
@@ -170,10 +170,7 @@ def _compile_partition(
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
     ]
     execute = _make_reference_executor(flatbuffer, inputs, results)
-    metadata = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
-    return CompiledPartition(
-        partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, metadata
-    )
+    return CompiledPartition(partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, record)
 
 
 def _set_debug_handles(partitions: Sequence[Partition]) -> None:
@@ -226,7 +223,7 @@ def _compile_payload(
 
 def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> events.BoundaryTensor:
     """Name, type, shape and quantization parameters of an input or output of a delegate."""
-    q = lowering.node_qparams(node) if is_quantize(node) else None
+    q = lowering.qparams.read(node) if is_quantize(node) else None
     scale, zero_point = (None, None) if q is None else (float(q.scale), q.zero_point)
     return events.BoundaryTensor(value.name, value.dtype.value, value.shape, scale, zero_point)
 

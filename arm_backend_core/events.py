@@ -1,14 +1,30 @@
-"""Compilation log: delegates created and operators rejected. Reports are written from it."""
+"""Compilation log: the context object of an export. Reports are written from it.
+
+``record()`` opens a log for a ``with`` block; ``current()`` returns the innermost open one, in whatever function of the
+block it is called. Both use a context variable, so that logs of several threads are apart. Everything else that a
+function needs is an argument.
+
+Opened by: an export. Loop rolling, and an export that may have to try again without alternatives, open an inner log for
+an attempt and copy it to the outer one if the attempt succeeds. Sweeps and comparisons open one for each lowering that
+is no part of an export.
+
+Written by: ``delegate`` (delegates, rejected operators), and functions with a decision that the user must know about
+(notes): quantization, intervals of int64, alternatives, Vela's optimization goal, training.
+
+Read by: whoever opened it, after the block.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
     from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.tosa.graph import Origin
 
@@ -66,13 +82,36 @@ class Delegate:
     calls: int = 1
 
 
+_RECORD = "arm_delegate"  #: Key in the metadata of a lowered module.
+
+
+def set_delegate_record(module: LoweredBackendModule, record: Delegate) -> None:
+    """Attach the record of a delegate to its lowered module; it replaces the previous record."""
+    module.meta = {**(module.meta or {}), _RECORD: record}
+
+
+def delegate_record(module: LoweredBackendModule) -> Delegate | None:
+    """The record of a delegate; None for a delegate of another backend."""
+    return cast("Delegate | None", (module.meta or {}).get(_RECORD))
+
+
 @dataclass
 class Log:
-    """Collected while ``record()`` is open; ``notes`` are sentences for the user."""
+    """The events of the compilations while a log is open.
+
+    Attributes:
+        delegates: records of the delegates, in the order of their compilation.
+        rejected: operators that stay on the CPU.
+        notes: sentences for the user.
+    """
 
     delegates: list[Delegate] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    def add_notes_once(self, notes: Iterable[str]) -> None:
+        """Add the notes that the log does not have yet."""
+        self.notes += [note for note in dict.fromkeys(notes) if note not in self.notes]
 
 
 _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)

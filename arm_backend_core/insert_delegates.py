@@ -13,6 +13,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
+from arm_backend_core.events import Delegate, set_delegate_record
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, eliminate_dead_code
 from arm_backend_core.program import build_program
 
@@ -62,7 +63,7 @@ class CompiledPartition:
         payload: the bytes that the backend's runtime loads.
         compile_specs: compile specs stored with the delegate.
         execute: computes the partition in Python.
-        meta: metadata of the lowered module.
+        record: the delegate's record in the compilation log; stored in the lowered module.
     """
 
     partition: Partition
@@ -70,7 +71,7 @@ class CompiledPartition:
     payload: bytes
     compile_specs: list[Any]
     execute: Execute
-    meta: dict[str, Any]
+    record: Delegate
 
 
 def insert_delegates(program: ExportedProgram, delegates: Sequence[CompiledPartition]) -> None:
@@ -165,7 +166,8 @@ def _lowered_module(program: ExportedProgram, delegate: CompiledPartition) -> An
     stub = _DelegateStub([_delegate_result(node.meta["val"]) for node in delegate.partition.outputs], delegate.execute)
     part_program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
     lowered = _lowered_module_class()(part_program, delegate.backend_id, delegate.payload, delegate.compile_specs)
-    lowered.meta = dict(delegate.meta)
+    lowered.meta = {"debug_handle_map": dict(enumerate(delegate.record.handles))}
+    set_delegate_record(lowered, delegate.record)
     return lowered
 
 

@@ -13,7 +13,7 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.insert_delegates import Partition
-from arm_backend_core.lowering import Lowering
+from arm_backend_core.lowering.walk import Lowering
 from arm_backend_core.nodes import (
     DELEGATE_LOOP,
     describe_node,
@@ -44,12 +44,14 @@ class Selection:
         lowering: the lowering walk, with every operator of the program lowered once.
         order: operators of the program, in program order.
         refusals: for each operator that is not delegated, the reason.
+        levels: for each delegated node, the number of its delegate. Numbers increase in topological order.
     """
 
     program: ExportedProgram
     lowering: Lowering
     order: list[Node]
     refusals: dict[Node, Unsupported]
+    levels: dict[Node, int]
 
     def rejections(self) -> list[events.Rejection]:
         """Operators that stay on the CPU, without quantize and dequantize nodes and the delegate's own loops."""
@@ -64,13 +66,11 @@ class Selection:
 
     def partitions(self, name: str = "arm") -> list[Partition]:
         """The partitions, named ``name`` and a number, in topological order."""
-        chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._sink_into_consumers(self._split_large_levels(assign_levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
-            if node in placed:
-                groups.setdefault(placed[node], []).append(node)
+            if node in self.levels:
+                groups.setdefault(self.levels[node], []).append(node)
         constants, order = constants_of(self.program), position.__getitem__
         return [
             Partition.from_nodes(f"{name}_{i}", groups[level], constants, order)
@@ -82,63 +82,15 @@ class Selection:
         position = {op: index for index, op in enumerate(self.lowering.graph.ops)}
         for part in parts:
             inputs = [(self.lowering.boundary_value(node)[0], node.name) for node in part.inputs]
-            outputs = [self._value(node) for node in part.outputs]
+            outputs = [_value(self.lowering, node) for node in part.outputs]
             yield extract_subgraph(inputs, outputs, position.__getitem__)
-
-    def _value(self, node: Node) -> Value:
-        result = self.lowering.results[node]
-        assert isinstance(result, Tensor), node
-        return result.value
-
-    def _split_large_levels(self, placed: dict[Node, int]) -> dict[Node, int]:
-        """Split levels into several where Vela's memory allocation would take minutes.
-
-        The buffers of a decoder with many layers are live from the first operation to the last. Each round of Vela's
-        address search, of at least 5000 rounds, visits all pairs of live tensors.
-        """
-        states = len(self.program.graph_signature.buffers_to_mutate)
-        if not self.lowering.target.hardware.npu or states < _MANY_STATES:
-            return placed
-        numbered = enumerate(placed.items())
-        return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in numbered}
-
-    def _sink_into_consumers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
-        """Move nodes whose result cannot leave a delegate to the level of their readers; returns all levels.
-
-        Such a node is copied if its readers are on several levels. It is either a node that holds real numbers as
-        integers, or a node computed from constants alone, quantized or not, because its readers were lowered for its
-        constant value.
-        """
-        constant = set(self.lowering.constants)
-        constant |= {node for node in chosen if is_quantize(node) and self._value(node).data is not None}
-        for node in reversed(self.order):
-            if node not in chosen or not (node in constant or self.lowering.is_internal(node)):
-                continue
-            readers: dict[int | None, list[Node]] = {}  # by level; None: on the CPU
-            for user in node.users:
-                readers.setdefault(placed.get(user), []).append(user)
-            levels = sorted(level for level in readers if level is not None)
-            if not levels:
-                set_refusal_reason(node, "it computes a constant that only the CPU reads")
-                del placed[node]
-                continue
-            placed[node] = levels[0]
-            for level in [*levels[1:], *([None] if None in readers else [])]:
-                with node.graph.inserting_after(node):
-                    copy = node.graph.node_copy(node)
-                self.lowering.results[copy] = self.lowering.results[node]
-                for user in readers[level]:
-                    user.replace_input_with(node, copy)
-                if level is not None:
-                    placed[copy] = level
-        return placed
 
 
 def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> Selection:
-    """Select the nodes that ``target`` runs, by lowering the program.
+    """Select the nodes that ``target`` runs, by lowering the program, and assign them to delegates.
 
     Args:
-        program: the program, functional and decomposed. Its graph is not changed.
+        program: the program, functional and decomposed. Nodes that several delegates must compute are copied.
         target: the target to lower for.
         keep_on_cpu: predicates; a node for which one holds is not delegated.
 
@@ -162,7 +114,11 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         if not unmaterializable:
             _check_loops(order, refusals, target)
             _check_custom_operators(refusals, target)
-            return Selection(program, lowering, order, refusals)
+            levels = assign_levels(order, set(order) - refusals.keys())
+            if target.hardware.npu:
+                levels = _split_large_levels(levels, len(program.graph_signature.buffers_to_mutate))
+            _sink_into_consumers(levels, order, lowering)
+            return Selection(program, lowering, order, refusals, levels)
         floats = {
             node for node in unmaterializable if target.floating and not is_dequantize(node)
         } - lowering.float_nodes
@@ -245,3 +201,57 @@ def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
             depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
         level[node] = max(depths)
     return {node: depth for node, depth in level.items() if node in chosen}
+
+
+def _split_large_levels(levels: dict[Node, int], states: int) -> dict[Node, int]:
+    """Split levels into several where Vela's memory allocation would take minutes.
+
+    The buffers of a decoder with many layers are live from the first operation to the last. Each round of Vela's
+    address search, of at least 5000 rounds, visits all pairs of live tensors.
+
+    Args:
+        levels: the level of each delegated node, in program order.
+        states: number of buffers that the program mutates.
+    """
+    if states < _MANY_STATES:
+        return levels
+    numbered = enumerate(levels.items())
+    return {node: level * len(levels) + index // _NODES_WITH_STATES for index, (node, level) in numbered}
+
+
+def _sink_into_consumers(levels: dict[Node, int], order: Sequence[Node], lowering: Lowering) -> None:
+    """Move nodes whose result cannot leave a delegate to the level of their readers.
+
+    Such a node is copied if its readers are on several levels. It is either a node that holds real numbers as
+    integers, or a node computed from constants alone, quantized or not, because its readers were lowered for its
+    constant value.
+    """
+    chosen = set(levels)
+    constant = set(lowering.constants)
+    constant |= {node for node in chosen if is_quantize(node) and _value(lowering, node).data is not None}
+    for node in reversed(order):
+        if node not in chosen or not (node in constant or lowering.is_internal(node)):
+            continue
+        readers: dict[int | None, list[Node]] = {}  # by level; None: on the CPU
+        for user in node.users:
+            readers.setdefault(levels.get(user), []).append(user)
+        reader_levels = sorted(level for level in readers if level is not None)
+        if not reader_levels:
+            set_refusal_reason(node, "it computes a constant that only the CPU reads")
+            del levels[node]
+            continue
+        levels[node] = reader_levels[0]
+        for level in [*reader_levels[1:], *([None] if None in readers else [])]:
+            with node.graph.inserting_after(node):
+                copy = node.graph.node_copy(node)
+            lowering.results[copy] = lowering.results[node]
+            for user in readers[level]:
+                user.replace_input_with(node, copy)
+            if level is not None:
+                levels[copy] = level
+
+
+def _value(lowering: Lowering, node: Node) -> Value:
+    result = lowering.results[node]
+    assert isinstance(result, Tensor), node
+    return result.value

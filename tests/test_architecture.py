@@ -28,13 +28,11 @@ MODULE_LINES = 400
 
 LONG_MODULES = {
     "arm_backend_core.aten.decompose": 480,
-    "arm_backend_core.lowering": 540,
     "arm_backend_core.ops.composites.movement": 480,
     "arm_backend_core.ops.integers": 550,
     "arm_backend_core.ops.unary": 500,
     "arm_backend_core.quantization.ptq": 550,
     "arm_backend_core.recurrent.roll_recurrent_loops": 510,
-    "arm_backend_core.targets.hardware": 440,
     "arm_backend_core.tosa.builder": 620,
     "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
     "arm_backend_core.tosa.vela_workarounds.catalog": 460,
@@ -46,7 +44,7 @@ LONG_MODULES = {
 }
 """Modules that are longer, and how long they may be, with 5% of air: none may be added."""
 
-NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering.py")
+NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
 LINES_PER_OPERATOR = 32

@@ -12,13 +12,14 @@ from executorch.exir.lowered_backend_module import get_lowered_backend_modules
 from torch.export import ExportedProgram
 
 from arm_backend_core import TosaCompileSpec, events
-from arm_backend_core.delegate import delegate
+from arm_backend_core.delegate import delegate, prepare_program
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
 from arm_backend_core.nodes import REFUSAL_REASON
 from arm_backend_core.ops import registry
 from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.selection import select
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -305,3 +306,18 @@ def test_inputs_of_a_delegate_keep_the_programs_order() -> None:
         _check(lambda m, x, y: (torch.relu(y) * 2 + x,), torch.randn(3), torch.randn(3), cpu=[])
     (made,) = log.delegates
     assert [io.name for io in made.inputs] == ["args_0", "args_1"]
+
+
+def test_partitions_are_a_query_and_the_selection_copies_what_several_delegates_compute() -> None:
+    def function(m: Any, x: torch.Tensor) -> torch.Tensor:
+        table = m.table.weight * 2
+        return torch.relu(x @ table.t()) @ table
+
+    program = prepare_program(_exported(function, torch.randn(3, 4)), FP.target)
+    selection = select(program, FP.target, [lambda node: node.target is aten.relu.default])
+    nodes = list(program.graph.nodes)
+    first, second = selection.partitions(), selection.partitions()
+    assert first == second
+    assert list(program.graph.nodes) == nodes
+    products = [node.target for part in first for node in part.nodes if node.target is aten.mul.Tensor]
+    assert (len(first), len(products)) == (2, 2)

@@ -153,7 +153,8 @@ class Lowered:
         for node in self.delegates():
             lowered = getattr(module, self._name(node))
             assert isinstance(lowered, LoweredBackendModule)
-            record = lowered.meta["arm_delegate"]
+            record = events.delegate_record(lowered)
+            assert record is not None
             operands: list[Any] = list(node.args[1:])
             assert not [x for x in operands if x.name in constants]
             assert [io.shape for io in record.inputs] == [tuple(x.meta["val"].shape) for x in operands]

@@ -167,9 +167,7 @@ def _assume_interval(node: Node) -> Interval:
     """Return ``ASSUMED_INTERVAL`` for the result of ``node``, and add a note about it to the report."""
     line = source_line(node)
     note = f"integer results of 'aten.{_operator_name(node)}'{line and f' ({line})'} are assumed to be below 2**30"
-    notes = events.current().notes
-    if note not in notes:
-        notes.append(note)
+    events.current().add_notes_once([note])
     return ASSUMED_INTERVAL
 
 

@@ -115,7 +115,7 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 @mul.integer_rule
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32. A term of a sum stays INT32 (``fusion.is_summed_product``).
+    """The product of two int16 is exact in INT32. A term of a sum stays INT32 (``fusion.rules.is_summed_product``).
 
     An int8 operand next to an int16 one is converted to int16. For [64, 128] elements this takes 17,152 cycles instead
     of 65,536 on U55-128, and 6,592 instead of 39,424 on U85-256.

@@ -1,7 +1,7 @@
 """Unary functions: one row with the floating-point formula for each ATen operator.
 
 On quantized values they need no rule of their own. PyTorch evaluates the function (or a chain of them) on every value
-that the quantized operand can have, and the result becomes a TABLE (``arm_backend_core.fusion.Univariate``). Functions
+that the quantized operand can have, and the result becomes a TABLE (``fusion.univariate.Univariate``). Functions
 with jumps have an integer rule for int16.
 
 Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also near a zero of the

@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.fusion import Regions, is_summed_product
+from arm_backend_core.fusion.plan import FusionPlan
 from arm_backend_core.nodes import (
     INTERVAL,
     TIMESTEP_SLOT,
@@ -44,7 +44,7 @@ ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
 class Annotator:
-    """Annotates one graph. ``Regions`` decides which results are fused and need no quantization parameters."""
+    """Annotates one graph. ``FusionPlan`` decides which results are fused and need no quantization parameters."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
@@ -66,12 +66,10 @@ class Annotator:
                 self.records[node], self.configs[node] = record, config
         self._result_specs: dict[Node, QuantizationSpec] = {}
 
-    def _use_finest_config(self, base: Node) -> None:
-        """Give all functions of ``base`` that are fused into one TABLE the finest configuration among them."""
-        functions = [node for node, chain_base in self.regions.chain_base.items() if chain_base is base]
-        if not self.regions.fused.isdisjoint(functions):
-            finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
-            self.configs |= dict.fromkeys(functions, finest)
+    def _use_finest_config(self, functions: Sequence[Node]) -> None:
+        """Give all functions that are fused into one TABLE the finest configuration among them."""
+        finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
+        self.configs |= dict.fromkeys(functions, finest)
 
     def _choose_result_spec(self, node: Node) -> None:
         """Give a result the finest spec among its readers' configurations, so that it is rounded only once."""
@@ -79,7 +77,7 @@ class Annotator:
         users = [user for piece in node.users for user in piece.users] if several else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
-        self._result_specs[node] = self.configs[node].activation if node in self.regions.chain_base else spec
+        self._result_specs[node] = self.configs[node].activation if node in self.plan.chain_base else spec
         if self.records[node].kind is Kind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
@@ -87,10 +85,9 @@ class Annotator:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         states = {state: value for state, value, _ in self._writes()}
         may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
-        self.regions = Regions(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
-        self.regions.fused |= set(filter(self._keeps_exact_product, self.records))
-        for base in dict.fromkeys(self.regions.chain_base.values()):
-            self._use_finest_config(base)
+        self.plan = FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
+        for functions in self.plan.chains():
+            self._use_finest_config(functions)
         for node in reversed(self.records):
             self._choose_result_spec(node)
         for node in self.nodes:
@@ -136,11 +133,11 @@ class Annotator:
         if record.kind is Kind.SHARED:
             self._annotate_shared(node)
             return
-        regions = self.regions
-        if not (node in regions.chain_base or node in regions.merged_consumers or regions.has_integer_rule(node)):
+        plan = self.plan
+        if not plan.is_computed_in_integers(node):
             return  # stays in floating point; an integer-only target reports the reason
         inputs: dict[Node, QuantizationSpecBase | None] = {
-            source: self._input_spec(node, source) for source in regions.operands(node) if source not in regions.fused
+            source: self._input_spec(node, source) for source in plan.operands(node) if source not in plan.fused
         }
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
@@ -150,18 +147,11 @@ class Annotator:
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = spec if spec.ch_axis is None else replace(spec, ch_axis=record.weight_axis(node))
                 inputs |= self._bias_spec(node, weight)
-        output = None if node in regions.fused or not is_float(node) else self._output_spec(node)
+        output = None if node in plan.fused or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _is_int16(self, node: Node) -> bool:
         return self.configs[node].activation.dtype is torch.int16
-
-    def _keeps_exact_product(self, node: Node) -> bool:
-        """Whether an int16 product within a recurrent layer is added without rounding."""
-        int16 = node in self.regions.int16_nodes or self._is_int16(node)
-        return (
-            TIMESTEP_SLOT in node.meta and int16 and is_summed_product(node) and len(self.regions.operands(node)) == 2
-        )
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """Annotate the bias as int32 with the accumulator's scale: PyTorch's quantized graph then rounds as the target.
@@ -197,21 +187,21 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """Use the producer's parameters where both support them, else those of the configuration (int8 by default)."""
         config, record = self.configs[node], self.records[node]
-        has_one_operand = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
+        has_one_operand = record.univariate or (record.kind is Kind.SHARED and len(self.plan.operands(node)) == 1)
         if has_one_operand and source in self.records and _exact_interval(source) is not None:
             return self._output_spec(source)
-        int16, is_recurrent = self.regions.int16_nodes, TIMESTEP_SLOT in node.meta
+        int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
         owner = self._scale_owner(source)
         if is_recurrent and record.kind is not Kind.CONV and TIMESTEP_SLOT in owner.meta and owner in int16:
             return self._output_spec(owner)
-        reads_int16 = self.regions.benefits_from_int16(node) or (node in int16 and record.kind is Kind.SHARED)
+        reads_int16 = self.plan.benefits_from_int16(node) or (node in int16 and record.kind is Kind.SHARED)
         if config.inner is not None and reads_int16 and (is_recurrent or source in int16 or source in self.constants):
             return config.inner
         return config.activation
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = (config.inner if node in self.regions.int16_nodes else None) or self._result_specs[node]
+        spec = (config.inner if node in self.plan.int16_nodes else None) or self._result_specs[node]
         interval = _exact_interval(node)
         if interval is not None:
             return _fixed_spec(spec if interval == _INT8_RANGE else config.inner or spec, *interval)
@@ -231,10 +221,10 @@ class Annotator:
 
     def _annotate_shared(self, node: Node) -> None:
         """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
-        sources = self.regions.operands(node)
+        sources = self.plan.operands(node)
         if _casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
-        if not sources or not self.regions.fused.isdisjoint(sources):
+        if not sources or not self.plan.fused.isdisjoint(sources):
             return
         first, *others = sources
         shared = SharedQuantizationSpec((first, node))

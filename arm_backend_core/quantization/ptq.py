@@ -150,7 +150,7 @@ class ObservedProgram(torch.nn.Module):
         self._specs, self.tensor_ids = _unlift(self._program, self._shared.states)
         _write_states(self._program, self._specs)
         fold_constant_adds(self._program.graph_module.graph)
-        bound_mask_fill(self._program.graph_module)
+        events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
         fuse_norms(self._program.graph_module, algorithms)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
@@ -279,11 +279,10 @@ class ObservedProgram(torch.nn.Module):
                 results, _ObserverInterpreter(self, {}, self._conditions, self._taken_branches, fill).run(inputs)
             ):
                 raise problems[0]
-        notes = events.current().notes
-        for problem in problems:
-            note = f"in calibration {problem}; no result depends on it, so its range covers only its finite values"
-            if note not in notes:
-                notes.append(note)
+        events.current().add_notes_once(
+            f"in calibration {problem}; no result depends on it, so its range covers only its finite values"
+            for problem in problems
+        )
 
     def _insert_quantize_dequantize(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Insert quantize and dequantize between ``source`` and ``users``; a constant is quantized immediately.

@@ -164,9 +164,11 @@ class _ChunkCompiler:
         if targets != [executorch_call_delegate]:
             return None
         (module,) = lowered_modules(body)
-        assert module.meta is not None
-        module.meta["arm_delegate"] = set_call_count(module.meta["arm_delegate"], calls)
-        log.delegates.append(module.meta["arm_delegate"])
+        record = events.delegate_record(module)
+        assert record is not None
+        record = set_call_count(record, calls)
+        events.set_delegate_record(module, record)
+        log.delegates.append(record)
         log.notes += attempt.notes
         self.loops += 1
         return body

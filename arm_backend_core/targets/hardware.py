@@ -1,51 +1,23 @@
-"""Hardware capabilities by family: what it lacks of its TOSA profile, what it is fast at, and Vela's bugs.
-
-Ethos-U: what Vela 5.1 documents (``vela --supported-ops-report``) and what it was observed to refuse.
-"""
+"""Hardware capabilities by family: what it lacks of its TOSA profile, what it is fast at, and Vela's bugs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, plan_swaps
+from arm_backend_core.targets.operator_limits import (
+    ALL_AXES,
+    HEIGHT_WIDTH,
+    U55_LIMITS,
+    U85_LIMITS,
+    Axes,
+    Limit,
+    Operation,
+    lost_axes,
+)
 from arm_backend_core.workers.vela import Release
-
-if TYPE_CHECKING:
-    import numpy as np
-
-
-class Tensor(Protocol):
-    """An operand of a TOSA operator; ``data`` is set if it is constant."""
-
-    shape: tuple[int, ...]
-    dtype: DType
-    data: np.ndarray[Any, Any] | None
-
-
-class Operation(Protocol):
-    """A TOSA operator with its TOSA attributes."""
-
-    kind: str
-    attrs: dict[str, Any]
-
-    @property
-    def inputs(self) -> Sequence[Tensor]:
-        """The operands."""
-
-    @property
-    def output(self) -> Tensor:
-        """The result."""
-
-
-#: Returns the property of an operator that the hardware does not support, or None.
-Limit = Callable[[Operation], "str | None"]
-#: Returns axes of an operator's operands, counted from the last.
-Axes = Callable[[Operation], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -59,6 +31,7 @@ class Hardware:
         booleans: whether it has boolean tensors.
         bool_as_int8: boolean operators that it lacks and that ``tosa/passes/booleans.py`` lowers to int8 arithmetic.
         npu: an Ethos-U: convolutions and data movement are emitted in the form that Vela estimates to be fastest.
+        writes_sram_only: its second AXI port is read-only, so that activations must be in SRAM.
         max_kernel: largest extent of a window along one side.
         max_stride: Vela splits larger strides into one operation per window element.
         start_cycles: cycles until an operation's first result, from Vela's estimates of small operations.
@@ -97,6 +70,7 @@ class Hardware:
     booleans: bool = True
     bool_as_int8: frozenset[str] = frozenset()
     npu: bool = False
+    writes_sram_only: bool = False
     max_kernel: int = 64
     max_stride: int = 3
     start_cycles: int = 500
@@ -143,196 +117,6 @@ _U55_TYPES = {
 }
 
 
-def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
-    """Whether the window reads padding, and its largest stride along an axis on which it moves."""
-    pad, stride = op.attrs["pad"], op.attrs["stride"]
-    dilation = op.attrs.get("dilation", (1,) * len(kernel))
-    moves = [
-        size + pad[2 * i] + pad[2 * i + 1] > dilation[i] * (kernel[i] - 1) + 1
-        for i, size in enumerate(op.inputs[0].shape[1:-1])
-    ]
-    return any(pad), max((step for step, moved in zip(stride, moves, strict=True) if moved), default=1)
-
-
-def _constant_weights(op: Operation) -> str | None:
-    return "weights and bias that are not constant" if any(value.data is None for value in op.inputs[1:]) else None
-
-
-def _narrow_bias(op: Operation) -> str | None:
-    """Ethos-U55 and U65 hold 40 bits of a bias; Vela 5.1 truncates the others without a message."""
-    bias = op.inputs[2].data
-    is_large = bias is not None and bias.size and max(-int(bias.min()), int(bias.max()) + 1) > 1 << 39
-    return "a bias of more than 40 bits" if is_large else _constant_weights(op)
-
-
-def _conv2d(op: Operation) -> str | None:
-    kernel = op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    if stride > 3 and padded and max(kernel) > 1:
-        return f"stride {stride} (3 at most) together with padding"
-    return _batched_stride(op) or _narrow_bias(op)
-
-
-def _depthwise(op: Operation) -> str | None:
-    _, stride = _window(op, op.inputs[1].shape[:2])
-    return f"stride {stride} (3 at most)" if stride > 3 else _narrow_bias(op)
-
-
-def _conv3d(op: Operation) -> str | None:
-    depth, pad = op.inputs[1].shape[1], op.attrs["pad"][:2]  # Vela does not compute results that read only padding
-    other = f"padding {pad} in depth (none)" if any(pad) else _narrow_bias(op)
-    return f"a kernel {depth} deep (1 at most)" if depth > 1 else other
-
-
-def _transpose_conv2d(op: Operation) -> str | None:
-    stride = tuple(op.attrs["stride"])
-    is_flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
-    if (
-        stride not in ((1, 1), (2, 2))
-        and not (stride == (1, 2) and is_flat[0])
-        and not (stride == (2, 1) and is_flat[1])
-    ):
-        return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
-    return _result_below_stride(op) or _narrow_bias(op)
-
-
-def _transpose_conv2d_u85(op: Operation) -> str | None:
-    return _result_below_stride(op) or _constant_weights(op)
-
-
-def _result_below_stride(op: Operation) -> str | None:
-    # Vela finds no block configuration for most of these.
-    output, stride = op.output.shape[1:3], op.attrs["stride"]
-    reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
-    return reason if any(size < step for size, step in zip(output, stride, strict=True)) else None
-
-
-def _max_pool(op: Operation) -> str | None:
-    padded, stride = _window(op, op.attrs["kernel"])
-    return f"stride {stride} (3 at most) together with padding" if stride > 3 and padded else None
-
-
-def _avg_pool(op: Operation) -> str | None:
-    if any(op.attrs["pad"]) and max(op.attrs["kernel"]) > 8:
-        return f"kernel {tuple(op.attrs['kernel'])} (8x8 at most) together with padding"
-    return _max_pool(op)
-
-
-def _batched_stride(op: Operation) -> str | None:
-    """Strides over 3 of several images: Vela splits padded pools and 1x1 convolutions, and confuses images and parts.
-
-    These are the bugs ``averaged_images`` and ``strided_images``.
-    """
-    kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else padded) else 1
-    return f"{images} images and stride {stride} (3 at most), padded or of 1x1" if images > 1 and stride > 3 else None
-
-
-def _argmax(op: Operation) -> str | None:
-    shape = op.inputs[0].shape
-    if op.attrs["axis"] != len(shape) - 1:
-        return "an axis other than the last"
-    if len(shape) > 4 or (len(shape) == 4 and shape[0] != 1):
-        return f"shape {shape} (rank 1 to 3, or rank 4 with one batch)"
-    return f"{shape[-1]} candidates (127 at most)" if shape[-1] > 127 else None
-
-
-def _matmul(op: Operation) -> str | None:
-    _, inner, width = op.inputs[1].shape
-    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > MAX_EXTENT else None
-
-
-def _reduce_sum(op: Operation) -> str | None:
-    shape, axis = op.inputs[0].shape, op.attrs["axis"]
-    sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-    too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > MAX_EXTENT
-    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
-
-
-def _resize(op: Operation) -> str | None:
-    yn, yd, xn, xd = op.attrs["scale"]
-    if op.attrs["mode"] != "NEAREST":
-        return "bilinear interpolation"
-    if op.inputs[0].shape[0] != 1:
-        return "several images in a batch (one only)"
-    if yn not in (2 * yd, 4 * yd, 8 * yd) or xn not in (2 * xd, 4 * xd, 8 * xd):
-        return f"factors {yn}/{yd} and {xn}/{xd} (2, 4 and 8 only)"
-    _, h, w, _ = op.inputs[0].shape
-    for size, numerator, denominator, offset, border in zip(
-        (h, w), (yn, xn), (yd, xd), op.attrs["offset"], op.attrs["border"], strict=True
-    ):
-        factor = numerator // denominator
-        aligned = offset == 0 and border == 0
-        centred = 2 * offset == denominator * (1 - factor) and 2 * border == denominator * (factor - 1)
-        if not aligned and not centred and size > 1:
-            return "pixels aligned other than at centres or at corners"
-    return None
-
-
-def _transpose(op: Operation) -> str | None:
-    x, perms = op.inputs[0], tuple(op.attrs["perms"])
-    reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
-    return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
-
-
-def _reverse(op: Operation) -> str | None:
-    # Vela documents only these two axes. It accepts others for some shapes, which is not relied on.
-    return (
-        None if op.attrs["axis"] - len(op.inputs[0].shape) in _HEIGHT_WIDTH else "an axis other than height and width"
-    )
-
-
-_ALL_AXES = tuple(range(-6, 0))  # axes of tensors of up to rank 6
-_HEIGHT_WIDTH = (-3, -2)  # height and width of [.., H, W, C]
-
-
-def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
-    """The axes along which Vela splits a convolution or pool and loses the offset."""
-    shape, attrs = op.inputs[0].shape, op.attrs
-    has_multiplier = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
-    is_dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > MAX_EXTENT
-    is_large = max(attrs["stride"]) > 3 or max(attrs.get("kernel", (1,))) > 8
-    if any(attrs["pad"]) and (shape[0] > 1 or has_multiplier or is_dilated or is_large):
-        return _ALL_AXES  # the padding is lost too
-    return _HEIGHT_WIDTH if is_dilated else ()
-
-
-def _lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
-    """The axes along which Vela splits an operator and loses the offset of its operands (``sliced``).
-
-    REDUCE_SUM is computed along channels, other reductions along ``reduced``; both on one image.
-    """
-    # Vela splits arithmetic of rank 5 and more that broadcasts.
-    if len(op.inputs) == 2 and op.kind not in always:
-        first, second = (x.shape for x in op.inputs)
-        # A register holds a single constant number, which needs no broadcast.
-        is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
-        return _ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
-    if not op.kind.startswith("REDUCE"):
-        return always.get(op.kind, _lost_axes_of_window(op) if "pad" in op.attrs else ())
-    shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
-    if op.kind == "REDUCE_SUM":
-        return _ALL_AXES if len(shape) > 3 and axis == -1 else ()
-    return _ALL_AXES if axis not in reduced or math.prod(shape[:-3]) > 1 else ()
-
-
-_U55_LIMITS: dict[str, Limit] = {
-    "ARGMAX": _argmax,
-    # Vela compiles other shifts, against its documentation ("Round: true only").
-    "ARITHMETIC_RIGHT_SHIFT": lambda op: None if op.attrs["round"] else "a shift that does not round",
-    "AVG_POOL2D": _avg_pool,
-    "CONV2D": _conv2d,
-    "CONV3D": _conv3d,
-    "DEPTHWISE_CONV2D": _depthwise,
-    "MATMUL": _matmul,
-    "MAX_POOL2D": _max_pool,
-    "REDUCE_SUM": _reduce_sum,
-    "RESIZE": _resize,
-    "REVERSE": _reverse,
-    "TRANSPOSE": _transpose,
-    "TRANSPOSE_CONV2D": _transpose_conv2d,
-}
 _BUGS_OF_ALL = (
     *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
     *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
@@ -342,7 +126,7 @@ _U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGICAL, *_COMPARISON_SELECT, "GATHER", "SCATTER", "INTDIV")),
     bool_as_int8=frozenset((*_LOGICAL, *_COMPARISON_SELECT)),
     types=_U55_TYPES,
-    limits=_U55_LIMITS,
+    limits=U55_LIMITS,
     booleans=False,
     npu=True,
     averages_by_convolution=True,
@@ -364,15 +148,14 @@ _U65 = Hardware(
         *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
     axes_lost_on_split=partial(
-        _lost_axes, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _ALL_AXES), reduced=(-2,)
+        lost_axes, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), ALL_AXES), reduced=(-2,)
     ),
 )
-_U55 = replace(_U65, copies_constants_from={(5, 2): 2})
+_U55 = replace(_U65, writes_sram_only=True, copies_constants_from={(5, 2): 2})
 _U85 = Hardware(
     # For int8 and int16, Vela shifts in copies of the sign bit (``narrow_shift``).
     types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
-    limits=dict.fromkeys(("AVG_POOL2D", "CONV2D"), _batched_stride)
-    | {"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
+    limits=U85_LIMITS,
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
@@ -399,9 +182,9 @@ _U85 = Hardware(
         ),
     ),
     axes_lost_on_split=partial(
-        _lost_axes,
-        always={"CONV3D": _ALL_AXES, "TRANSPOSE_CONV2D": _HEIGHT_WIDTH, "ARGMAX": _ALL_AXES},
-        reduced=_HEIGHT_WIDTH,
+        lost_axes,
+        always={"CONV3D": ALL_AXES, "TRANSPOSE_CONV2D": HEIGHT_WIDTH, "ARGMAX": ALL_AXES},
+        reduced=HEIGHT_WIDTH,
     ),
 )
 #: Hardware by family; "tosa" and "vgf" have no limits beyond their profile.

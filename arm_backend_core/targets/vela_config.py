@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
+from arm_backend_core.targets.hardware import HARDWARE
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
 
@@ -216,18 +217,17 @@ def _try_configure(
     except vela.InvalidFlagsError as error:
         raise ValueError(_format_flag_error(str(error), flags, error.flags)) from None
     except vela.InvalidConfigurationError as error:
-        return _add_u55_hint(target, str(error))
-    # Vela places the activations of an Ethos-U55 in DRAM if the system configuration has one. DRAM is behind the
-    # second AXI port, which is read-only on the U55.
-    if target.family == "ethos-u55" and configuration.arena_on_second_port:
-        return _add_u55_hint(target, "it places the activations behind the second AXI port")
+        return _add_sram_hint(target, str(error))
+    # Vela places activations in DRAM, behind the second AXI port, if the system configuration has one.
+    if HARDWARE[target.family].writes_sram_only and configuration.arena_on_second_port:
+        return _add_sram_hint(target, "it places the activations behind the second AXI port")
     return configuration
 
 
-def _add_u55_hint(target: Npu, problem: str) -> str:
-    """Append the U55's restriction (it writes to SRAM only) to a message about activations or the arena."""
-    if target.family == "ethos-u55" and ("arena" in problem or "activations" in problem):
-        return f"{problem}. The Ethos-U55 can write to SRAM only, so activations must be kept there"
+def _add_sram_hint(target: Npu, problem: str) -> str:
+    """Append the restriction of an NPU that writes to SRAM only to a message about activations or the arena."""
+    if HARDWARE[target.family].writes_sram_only and ("arena" in problem or "activations" in problem):
+        return f"{problem}. The {target.family.title()} can write to SRAM only, so activations must be kept there"
     return problem
 
 

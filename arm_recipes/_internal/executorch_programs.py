@@ -11,6 +11,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Graph
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.events import delegate_record
 from arm_backend_core.program import lowered_modules
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
 def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
     """The delegates of this package in a method."""
     for module in lowered_modules(manager.exported_program(method).graph_module):
-        if "arm_delegate" in (module.meta or {}):
+        if delegate_record(module) is not None:
             yield module
 
 
@@ -78,7 +79,7 @@ def restore_handles(program: ExportedProgram) -> None:
     """
     _restore(program.graph)
     for module in lowered_modules(program.graph_module):
-        if "arm_delegate" in (module.meta or {}):
+        if delegate_record(module) is not None:
             continue
         restored = _restore(module.original_module.graph)
         handle_map = (module.meta or {}).get("debug_handle_map") or {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from executorch.exir.delegate import executorch_call_delegate
 
+from arm_backend_core.events import delegate_record
 from arm_recipes.devtools.layers import Layer, find_layers, map_handles
 from arm_recipes.devtools.reading import read_results, read_tosa_results
 from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
@@ -63,7 +64,7 @@ def collect_calls(
     remaining = list(executions)
     for node in module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
         lowered = getattr(module, node.args[0].target)
-        record: Delegate | None = (lowered.meta or {}).get("arm_delegate")
+        record = delegate_record(lowered)
         if record is None:  # a delegate of another backend
             continue
         execution = remaining.pop(0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
@@ -48,7 +49,8 @@ class CheckBudgets:
         stored, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
             for module in delegates_of(manager, method):
-                record: Delegate = module.meta["arm_delegate"]
+                record = delegate_record(module)
+                assert record is not None
                 stored += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:

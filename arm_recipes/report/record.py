@@ -311,6 +311,7 @@ def describe_graph(
     graph_module: torch.fx.GraphModule, rejected: Sequence[Rejection]
 ) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
     """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    from arm_backend_core.events import delegate_record
     from arm_backend_core.nodes import operator_name
     from arm_backend_core.program import lowered_modules
 
@@ -319,7 +320,7 @@ def describe_graph(
     boundary: Counter[str] = Counter()
     cpu: list[tuple[str, str, str]] = []
     for module in lowered_modules(graph_module):
-        delegate = (module.meta or {}).get("arm_delegate")
+        delegate = delegate_record(module)
         if delegate is not None:
             ours.append(delegate)
         else:

@@ -233,9 +233,10 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Quantize the programs. Methods are calibrated in order; each starts with the state that the last one left."""
+        from arm_backend_core import events
         from arm_backend_core.program import copy_program
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
-        from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
+        from arm_backend_core.quantization.diagnostics.calibration_coverage import find_coverage_problems
         from arm_backend_core.quantization.ptq import SharedTensors
         from arm_backend_core.quantization.shared_observers import share_observers
 
@@ -258,7 +259,8 @@ class FastQuantizeStage(QuantizeStage):
             model.concat_scales.apply()
         for correction in corrections:
             correction.apply()
-        add_notes(observer for model in observed.values() for observer in model.observers.values())
+        observers = (observer for model in observed.values() for observer in model.observers.values())
+        events.current().notes += find_coverage_problems(observers)
         quantized = {}
         for method, model in observed.items():
             quantized[method] = model.convert(partial(self._measure_sqnr, method))

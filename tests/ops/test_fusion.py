@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from arm_backend_core.fusion import Regions
+from arm_backend_core.fusion.plan import FusionPlan
 from arm_backend_core.nodes import constant_nodes
 from arm_backend_core.ops.catalog import find_record
 from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
@@ -47,24 +47,26 @@ class _Block(torch.nn.Module):
         return torch.relu(swish + x), torch.exp(kept) - kept * 2.0, kept
 
 
-def test_regions_of_a_graph() -> None:
+def test_plan_of_a_graph() -> None:
     program = exported(_Block(), (torch.randn(1, 4, 5, 5),))
     graph = program.module(check_guards=False).graph
     records = {node: record for node in graph.nodes if (record := find_record(node)) is not None}
-    regions = Regions(records, constant_nodes(graph), lambda node: False, lambda node: False)
-    assert {a.name: b.name for a, b in regions.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
+    plan = FusionPlan(records, constant_nodes(graph), lambda node: False, lambda node: False)
+    assert {a.name: b.name for a, b in plan.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
     # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
-    assert {node.name for node in regions.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
-    origins = {node.name: base.name for node, base in regions.chain_base.items()}
+    assert {node.name for node in plan.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
+    origins = {node.name: base.name for node, base in plan.chain_base.items()}
     assert origins == {
         **dict.fromkeys(("sigmoid", "mul_1", "add"), "mul"),
         "tanh": "x",
         **dict.fromkeys(("exp", "mul_2", "sub"), "tanh"),
     }
+    chains = [[node.name for node in functions] for functions in plan.chains()]
+    assert chains == [["sigmoid", "mul_1", "add"], ["exp", "mul_2", "sub"]]  # a single function needs no plan
 
 
-def test_the_lowering_finds_the_regions_that_the_quantizer_made() -> None:
-    """Nothing but the ends of regions is quantized, and each region is one operator or two."""
+def test_the_lowering_fuses_what_the_quantizer_planned() -> None:
+    """Nothing but the ends of fused groups is quantized, and each group is one operator or two."""
     case = Case("block", _Block(), (Input((1, 4, 5, 5)),))
     module = quantized(case, wide=False)
     program = exported(module, case.sample())

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core import events
 from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
@@ -33,16 +32,20 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 }
 
 
-def bound_mask_fill(module: GraphModule) -> None:
+def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace extreme fill values before maxima and minima by a bound just outside of the tensor's range.
 
     For a maximum the bound is min - (max - min) / 16, for a minimum max + (max - min) / 16. A row in which everything
     is masked then gives the bound instead of the fill value, which int8 could not represent beside the others. Masks
     whose result a comparison reads are left alone, because it may test for the fill value.
+
+    Returns:
+        A note for the user for each replaced value.
     """
+    notes: list[str] = []
     chosen = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
     if not chosen:
-        return
+        return notes
     constants = Constants(module)
     for node in chosen:
         sign = -1 if node.target in _MAX_OPS else 1
@@ -54,12 +57,10 @@ def bound_mask_fill(module: GraphModule) -> None:
             source = match[0]
         if not layers or _is_compared(node):
             continue
-        notes = events.current().notes
-        note = (
+        notes.append(
             f"'{layers[0][0].name}': the fill value {layers[0][2]:g} is replaced by one just outside of the other "
             "values, because int8 cannot represent both"
         )
-        notes += [note] if note not in notes else []
         with module.graph.inserting_before(node):
             least, largest = (insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
             margin = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), sign / 16)
@@ -69,6 +70,7 @@ def bound_mask_fill(module: GraphModule) -> None:
                 result = insert_call(fill, aten.where.self, fill.args[index == 0], *values)
             node.replace_input_with(layers[0][0], result)
     eliminate_dead_code(module.graph)
+    return notes
 
 
 def _match_fill(node: Node, sign: int, constants: Constants) -> tuple[Node, float, int] | None:

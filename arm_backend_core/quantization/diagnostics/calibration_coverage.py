@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from arm_backend_core import events
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
 #: Number of values in all samples below which a range is a guess.
@@ -14,9 +13,9 @@ _MIN_VALUES = 16
 _MAX_NAMED = 3
 
 
-def add_notes(observers: Iterable[Any]) -> None:
-    """Add a note for each kind of problem to the notes of the export."""
-    notes = events.current().notes
+def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
+    """Describe each kind of problem, with the tensors that have it, in a note for the user."""
+    notes = []
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):
         if (
@@ -30,6 +29,7 @@ def add_notes(observers: Iterable[Any]) -> None:
     for kind, tensors in kinds.items():
         more = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
         notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{more} {kind}")
+    return notes
 
 
 def _describe_problem(observer: RangeObserver) -> str | None:

@@ -104,17 +104,20 @@ def _replace(
 ) -> None:
     """Replace a delegate's payload, and update its record: checksum, size, and positions of the commands."""
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
+    from arm_backend_core.events import delegate_record, set_delegate_record
 
     check = checksum_spec(payload)
     specs = [check if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
     set_payload(module, payload, [*specs, *told])
-    record = module.meta["arm_delegate"]
+    record = delegate_record(module)
+    assert record is not None
     vela = record.vela
     if inserted:
+        assert vela is not None
         layers = [replace(layer, commands=_shift_commands(layer.commands, inserted)) for layer in vela.layers]
         vela = replace(vela, layers=tuple(layers))
-    changes = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
-    module.meta["arm_delegate"] = replace(record, **changes)
+    changed = replace(record, checksum=bytes(check.value), payload_bytes=len(payload), vela=vela)
+    set_delegate_record(module, changed)
 
 
 def _shift_commands(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:

@@ -13,26 +13,20 @@ import operator
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
-from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.aten.int64 import INT32, Intervals
+from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
-from arm_backend_core.fusion import (
-    Univariate,
-    as_univariate,
-    fusible_consumer,
-    is_summed_product,
-    qparams_before_consumer,
-)
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.fusion.rules import is_summed_product
+from arm_backend_core.fusion.univariate import Univariate, fuse_into_function
+from arm_backend_core.lowering.checks import Result, check_result, require_static
+from arm_backend_core.lowering.constants import constant_operand, require_representable
+from arm_backend_core.lowering.qparams_reader import QParamsReader
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     boundary_order,
@@ -50,15 +44,13 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_tosa_dtype
+from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant
-
-Result = Tensor | Univariate | list[Any] | Unsupported
+from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 
 
 class Lowering:
@@ -70,6 +62,7 @@ class Lowering:
         constants: values of the nodes that are parameters, buffers, or computed from these alone.
         graph: TOSA operators of all nodes. Operators of a node that was lowered again or refused are dead.
         results: the lowering result of every visited node.
+        qparams: reads the program's quantization parameters.
     """
 
     def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor], floats: Set[Node] = frozenset()) -> None:
@@ -83,6 +76,7 @@ class Lowering:
         self._tables: dict[Univariate, Tensor] = {}  # int16 tables of oscillating functions
         self._pending_origins: dict[Node, Counter[Origin]] = {}  # origins of functions not yet emitted
         self._intervals = Intervals(self.constants)
+        self.qparams = QParamsReader(self.constants)
 
     def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
         """Lower ``nodes``, which are in program order, except those in ``outside``."""
@@ -114,7 +108,7 @@ class Lowering:
             result = self._lower(node)
             self._record_origins(node, origin, result, self.graph.ops[first_op:])
             # Constants are not checked: TOSA may hold them in another type (float64 as FP32).
-            return result if node in self.constants else self._check_result(node, result)
+            return result if node in self.constants else check_result(node, result)
         except Unsupported as reason:
             refusal = reason
         except InternalError:
@@ -144,38 +138,17 @@ class Lowering:
             counts_own_work = not pending or not is_quantize(node)
             op.origins = pending + Counter(dict.fromkeys(op.origins, op.work) if counts_own_work else {})
 
-    def _check_result(self, node: Node, result: Result) -> Result:
-        """Check number, shape and dtype of the results against the node's fake tensors; returns ``result``.
-
-        Raises:
-            Fault: they differ.
-        """
-        meta = node.meta.get("val")
-        is_multiple = isinstance(meta, (list, tuple))
-        results, expected = (x if isinstance(x, (list, tuple)) else [x] for x in (result, meta))
-        if len(results) != len(expected) or isinstance(result, list) != is_multiple:
-            raise compiler_fault(
-                f"{operator_name(node)} was lowered to {len(results)} results in place of {len(expected)}"
-            )
-        for item, fake in zip(results, expected, strict=True):
-            if isinstance(fake, torch.Tensor) and not isinstance(item, Unsupported) and not _matches_meta(item, fake):
-                actual = f"{item.base.value if isinstance(item, Univariate) else item.value}"
-                raise compiler_fault(
-                    f"{operator_name(node)} was lowered to {actual} in place of {fake.dtype}{list(fake.shape)}"
-                )
-        return result
-
     # -- operands ------------------------------------------------------------------------------------------------
 
     def read(self, node: Node) -> Tensor | Univariate | list[Any]:
         """The lowering result of ``node``; a node outside of the graph becomes a graph input."""
         if node in self.constants:
-            _require_representable(node.name, self.constants[node])
+            require_representable(node.name, self.constants[node])
         result = self.results.get(node)
         if result is not None and not isinstance(result, Unsupported):
             return result
         if node in self.constants:
-            self.results[node] = tensor = _constant(node.name, self.constants[node])
+            self.results[node] = tensor = constant_operand(node.name, self.constants[node])
             return tensor
         if node not in self._graph_inputs:
             self._graph_inputs[node] = self._input(node)
@@ -200,7 +173,7 @@ class Lowering:
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
-        _require_static(node)
+        require_static(node)
         # The target reads memory in its physical order, so the graph input has its dimensions in that order.
         order = boundary_order(node)
         shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)
@@ -224,16 +197,16 @@ class Lowering:
 
     def _lower(self, node: Node) -> Result:
         if is_dequantize(node) or is_quantize(node):
-            _require_static(node)
+            require_static(node)
             return self._dequantize(node) if is_dequantize(node) else self._quantize(node)
         if is_constant(node, self.constants):
             self.constants[node] = value = evaluate_node(node, self.constants.__getitem__)
-            return _constant(node.name, value)
+            return constant_operand(node.name, value)
         if node.target is operator.getitem:
             items = self.read(_node(node.args[0]))
             if not isinstance(items, list):
                 raise Unsupported("the operator whose result it selects stays on the CPU")
-            item: Result = items[_int(node.args[1])]
+            item: Result = items[cast(int, node.args[1])]
             return self._to_float(item) if node in self.float_nodes else item
         if is_random(node) and find_record(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
@@ -245,7 +218,7 @@ class Lowering:
         if overflowing := self._intervals.find_overflowing_operand(node):
             raise Unsupported(f"it reads '{overflowing.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
-            _require_static(tensor)
+            require_static(tensor)
         record = find_record(node)
         if record is None:
             reason = f"there is no lowering for {operator_name(node)}; express it with operators that have one"
@@ -253,7 +226,7 @@ class Lowering:
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
-        selects_quantized = record.is_select and self.result_qparams(node) is not None
+        selects_quantized = record.is_select and self.qparams.read_result(node) is not None
         if selects_quantized or any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
@@ -261,7 +234,7 @@ class Lowering:
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
         if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
-            out = self.result_qparams(node)
+            out = self.qparams.read_result(node)
             if out is not None:  # integer operands, quantized result
                 return _tensors(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
         if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
@@ -269,18 +242,12 @@ class Lowering:
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
-        composed_args = [x.composed or x if isinstance(x, Univariate) else x for x in args]
-        function = None if node in self.float_nodes else as_univariate(node, record, composed_args, kwargs)
-        if function is not None and any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
-            table_args = [self._table_of(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
-            outer = as_univariate(node, record, table_args, kwargs)
-            if outer is not None:
-                function = replace(outer, composed=function)
-            elif self.result_qparams(node) is not None:
-                function = None
-                args = [self._table_of(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
-        if function is not None and not (function.is_discontinuous and self.result_qparams(node) is not None):
-            return function
+        if node not in self.float_nodes:
+            function, args = fuse_into_function(
+                node, record, args, kwargs, self._table_of, lambda: self.qparams.read_result(node) is not None
+            )
+            if function is not None:
+                return function
         args = [_apply_pending_scale(arg) for arg in args]
         kwargs = {name: _apply_pending_scale(arg) for name, arg in kwargs.items()}
         if record.lower_integer is None or node in self.float_nodes:
@@ -288,7 +255,7 @@ class Lowering:
         if record.kind is Kind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
-            out = self.result_qparams(node)
+            out = self.qparams.read_result(node)
             is_exact_product = is_summed_product(node) and all(
                 isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args
             )
@@ -330,7 +297,7 @@ class Lowering:
     def _dequantize(self, node: Node) -> Tensor:
         source = self.read(_node(node.args[0]))
         assert isinstance(source, Tensor)
-        q = self.node_qparams(node)
+        q = self.qparams.read(node)
         tensors = self._dequantized.setdefault(source.value, [])
         # Every reader has its own dequantize node. They share one Tensor, so that ``as_univariate`` sees one base.
         for tensor in tensors:
@@ -341,7 +308,7 @@ class Lowering:
 
     def _quantize(self, node: Node) -> Tensor:
         source = self.read(_node(node.args[0]))
-        q = self.node_qparams(node)
+        q = self.qparams.read(node)
         context = Context(self.builder, node, q)
         if isinstance(source, Univariate):
             return Tensor(source.quantize(self.builder, q))
@@ -364,46 +331,6 @@ class Lowering:
             rounded = b.cast(b.cast(scaled, DType.INT32), DType.FP32)
             scaled = b.add(rounded, b.const(float(q.zero_point), DType.FP32))
         return Tensor(b.cast(scaled, q.dtype))
-
-    def node_qparams(self, node: Node) -> QParams:
-        """Quantization parameters of a quantize or dequantize node.
-
-        Raises:
-            Unsupported: per-channel parameters have a zero point, or parameters are computed at run time.
-        """
-        if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
-            _, scales, zero_points, axis, qmin, qmax, dtype = node.args[:7]
-            scale = self._array(scales).astype(np.float64)
-            if np.any(self._array(zero_points)):
-                raise Unsupported("per-channel parameters with a zero point other than 0")
-            return QParams(scale, 0, dtype_of(_dtype(dtype)), _int(qmin), _int(qmax), _int(axis))
-        _, scale_arg, zero_point, qmin, qmax, dtype = node.args[:6]
-        scale, zero = self._array(scale_arg), self._array(zero_point)
-        return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
-
-    def _array(self, x: Any) -> np.ndarray[Any, Any]:
-        if isinstance(x, Node):
-            if x not in self.constants:
-                raise Unsupported("quantization parameters are computed while the program runs")
-            return np.asarray(self.constants[x].detach().cpu().numpy())
-        return np.asarray(x)
-
-    def result_qparams(self, node: Node) -> QParams | None:
-        """Parameters that the users of ``node`` quantize its result with, seen through consumers that merge into it.
-
-        Returns:
-            None where a user does not quantize, or users use different parameters.
-        """
-        readers: list[Node] = []
-        while not node.users or not all(is_quantize(user) for user in node.users):
-            reader = fusible_consumer(node)
-            if reader is None:
-                return None
-            readers.append(node := reader)
-        first, *others = (self.node_qparams(user) for user in node.users)
-        if not all(first.is_equivalent(other) for other in others):
-            return None
-        return reduce(lambda q, reader: qparams_before_consumer(reader, q), reversed(readers), first)
 
 
 def _apply_pending_scale(x: Any) -> Any:
@@ -431,81 +358,6 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     return result if isinstance(result, Tensor) else Tensor(result, q)
 
 
-def _constant(name: str, value: Any) -> Any:
-    """Convert a constant, or a sequence of constants, to operands; ``name`` is for the error.
-
-    float64 becomes FP32 and int64 is clamped to int32. A type that TOSA lacks becomes a placeholder of booleans,
-    because no operator reads it.
-    """
-    if isinstance(value, (list, tuple)):
-        return [_constant(name, item) for item in value]
-    tensor = value.detach()
-    if tensor.dtype is torch.float64:
-        tensor = tensor.float()
-    elif tensor.dtype is torch.int64:
-        tensor = tensor.clamp(*INT32)
-    elif not has_tosa_dtype(tensor.dtype):
-        tensor = torch.zeros_like(tensor, dtype=torch.bool)
-    dtype = dtype_of(tensor.dtype)
-    array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
-    return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
-
-
-def _require_representable(name: str, value: Any) -> None:
-    """Check that TOSA can represent a constant that an operator reads.
-
-    Other constants may be computed from one that TOSA cannot represent.
-
-    Args:
-        name: the constant's name, for the error.
-        value: the constant; only tensors are checked.
-
-    Raises:
-        Unsupported: int64 values exceed int32, or TOSA lacks the type.
-    """
-    if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and not value.equal(value.clamp(*INT32)):
-        raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
-    if isinstance(value, torch.Tensor) and value.dtype is not torch.float64:
-        dtype_of(value.dtype)
-
-
-def _matches_meta(item: Tensor | Univariate, meta: torch.Tensor) -> bool:
-    """Whether a result has the shape and element type of ``meta``; quantized integers stand for real numbers."""
-    tensor = item.base if isinstance(item, Univariate) else item
-    if tensor.shape != tuple(meta.shape):
-        return False
-    if tensor.q is not None:
-        return tensor.value.dtype is tensor.q.dtype and kind_of(meta.dtype) is ScalarKind.FLOAT
-    return tensor.value.dtype is dtype_of(meta.dtype)
-
-
-def _require_static(node: Node) -> None:
-    """Check that ``node``'s (first) result has a static, non-empty shape.
-
-    Raises:
-        Unsupported: a dimension is unknown at compile time, or 0.
-    """
-    first = first_result(node)
-    shape = () if first is None else tuple(first.shape)
-    if not all(isinstance(size, int) for size in shape):
-        raise Unsupported(
-            f"'{node.name}' has the shape {list(shape)}, which is not known before the program runs; the target is "
-            "compiled for fixed shapes: export without dynamic_shapes, and select with torch.where instead of indexing"
-        )
-    if 0 in shape:
-        raise Unsupported("TOSA has no tensors without elements")
-
-
 def _node(x: Any) -> Node:
     assert isinstance(x, Node), x
-    return x
-
-
-def _int(x: Any) -> int:
-    assert isinstance(x, int), x
-    return x
-
-
-def _dtype(x: Any) -> torch.dtype:
-    assert isinstance(x, torch.dtype), x
     return x

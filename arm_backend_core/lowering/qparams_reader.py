@@ -1,0 +1,75 @@
+"""Quantization parameters of a program, read from its quantize and dequantize operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.fusion.rules import find_merged_consumers, qparams_before_consumer
+from arm_backend_core.nodes import overload_of
+from arm_backend_core.ops.operands import dtype_of
+from arm_backend_core.qparams import QParams
+
+
+class QParamsReader:
+    """Reads quantization parameters.
+
+    Args:
+        constants: values of nodes; parameters of an operator may be such nodes.
+    """
+
+    def __init__(self, constants: Mapping[Node, Any]) -> None:
+        self._constants = constants
+
+    def read(self, node: Node) -> QParams:
+        """Quantization parameters of a quantize or dequantize node.
+
+        Raises:
+            Unsupported: per-channel parameters have a zero point, or parameters are computed at run time.
+        """
+        if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
+            _, scales, zero_points, axis, qmin, qmax, dtype = node.args[:7]
+            scale = self._array(scales).astype(np.float64)
+            if np.any(self._array(zero_points)):
+                raise Unsupported("per-channel parameters with a zero point other than 0")
+            return QParams(scale, 0, dtype_of(_dtype(dtype)), _int(qmin), _int(qmax), _int(axis))
+        _, scale_arg, zero_point, qmin, qmax, dtype = node.args[:6]
+        scale, zero = self._array(scale_arg), self._array(zero_point)
+        return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
+
+    def read_result(self, node: Node) -> QParams | None:
+        """Parameters that the users of ``node`` quantize its result with, seen through consumers that merge into it.
+
+        Returns:
+            None where a user does not quantize, or users use different parameters.
+        """
+        consumers = find_merged_consumers(node)
+        if consumers is None:
+            return None
+        first, *others = map(self.read, (consumers or [node])[-1].users)
+        if not all(first.is_equivalent(other) for other in others):
+            return None
+        return reduce(lambda q, consumer: qparams_before_consumer(consumer, q), reversed(consumers), first)
+
+    def _array(self, x: Any) -> np.ndarray[Any, Any]:
+        if isinstance(x, Node):
+            if x not in self._constants:
+                raise Unsupported("quantization parameters are computed while the program runs")
+            return np.asarray(self._constants[x].detach().cpu().numpy())
+        return np.asarray(x)
+
+
+def _int(x: Any) -> int:
+    assert isinstance(x, int), x
+    return x
+
+
+def _dtype(x: Any) -> torch.dtype:
+    assert isinstance(x, torch.dtype), x
+    return x
