@@ -39,7 +39,7 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
         weight[..., order] = data
         image = build.reshape(x, (*op.inputs[0].shape[:3], x.shape[-1]))
         inputs = (image, constant(weight, op.inputs[1].dtype), op.inputs[2])
-        return build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
+        return build.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
     weight = np.zeros((len(order), 1, 1, x.shape[-1]))
     weight[np.arange(len(order)), 0, 0, order] = 1
     image = build.reshape(x, (1, *_square_sides(prod(x.shape[:-1])), x.shape[-1]))

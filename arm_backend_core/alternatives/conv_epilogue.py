@@ -59,5 +59,5 @@ def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Bu
         attrs = dict(step.attrs)
         if attrs.get("per_channel"):
             attrs |= {name: attrs[name][channels] for name in ("multiplier", "shift")}
-        value = build.emit(step.kind, (value, *step.inputs[1:]), value.shape, step.output.dtype, **attrs)
+        value = build.emit(step.kind, (value, *step.inputs[1:]), step.output.dtype, **attrs)
     return value

@@ -41,10 +41,9 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     data = np.swapaxes(weight.data, _height_axis(op), _height_axis(op) + 1) if step > 1 else weight.data
     pad = [top, bottom, 0, 0] if step > 1 else [0, 0, top, bottom]
     attrs = {**op.attrs, "pad": pad, "dilation": [1, 1]}
-    shape = (n, rows, step, op.output.shape[3]) if step > 1 else op.output.shape
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    total = b.emit(op.kind, inputs, shape, op.output.dtype, **attrs)
-    result = b.emit("RESCALE", (total,), shape, rescale.output.dtype, **rescale.attrs)
+    total = b.emit(op.kind, inputs, op.output.dtype, **attrs)
+    result = b.emit("RESCALE", (total,), rescale.output.dtype, **rescale.attrs)
     result = b.reshape(result, (n, 1, rows * step, op.output.shape[3]))
     return b.slice(result, (0, 0, 0, 0), op.output.shape)
 

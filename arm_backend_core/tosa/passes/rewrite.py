@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.trace import is_rewrite_traced, rule_name, trace_rule
 
 
@@ -15,7 +15,7 @@ class Rewriter:
     """What a rule may ask about the graph, and the builder that it emits operators with."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
-        self.build = Builder(graph, target)
+        self.build = LegalizingBuilder(graph, target)
         self._users = graph.users()
         self._outputs = set(graph.outputs)
 

@@ -220,9 +220,8 @@ class _Convolution:
             "pad": [rows.pad_before, max(rows.pad_after, 0), columns.pad_before, max(columns.pad_after, 0)],
             "stride": [rows.stride, columns.stride],
         }
-        shape = (n, rows.output_size, columns.output_size, weight.shape[0])
         inputs = (x, constant(weight, self.op.inputs[1].dtype), self.op.inputs[2])
-        return self.build.emit("CONV2D", inputs, shape, self.op.output.dtype, **attrs)
+        return self.build.emit("CONV2D", inputs, self.op.output.dtype, **attrs)
 
     @property
     def weight(self) -> Array:

@@ -37,8 +37,7 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     *steps, (conv, spans) = path
     result = slice_convolution(conv, spans[-1], rewriter)
     for step, spans in reversed(steps):
-        shape = [size for _, size in spans]
-        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **slice_attributes(step, spans))
+        result = rewriter.build.emit(step.kind, (result,), step.output.dtype, **slice_attributes(step, spans))
     return result
 
 
@@ -106,8 +105,7 @@ def slice_convolution(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
     start, size = channels
     x, *operands = conv.inputs
     parts = [constant(_slice_channels(operand.data, start, size), operand.dtype) for operand in operands]
-    shape = (*conv.output.shape[:-1], size)
-    return rewriter.build.emit("CONV2D", (x, *parts), shape, conv.output.dtype, **conv.attrs)
+    return rewriter.build.emit("CONV2D", (x, *parts), conv.output.dtype, **conv.attrs)
 
 
 def slice_attributes(op: Op, spans: list[Span]) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def emit_copy(x: Value, b: Builder) -> Value:
 def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the operator again, and a copy of its result."""
     b = rewriter.build
-    return emit_copy(b.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs), b)
+    return emit_copy(b.emit(op.kind, op.inputs, op.output.dtype, **op.attrs), b)
 
 
 def copy_operands_where(
@@ -67,7 +67,7 @@ def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewrite
 
 def _copy_operands(op: Op, operands: Sequence[int], rewriter: Rewriter) -> Value:
     inputs = [emit_copy(value, rewriter.build) if i in operands else value for i, value in enumerate(op.inputs)]
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
@@ -243,7 +243,7 @@ def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
     b, x, zero_point = rewriter.build, op.inputs[0], op.attrs["input_zp"]
     x = b.rescale(x, DType.INT32, 1.0, zero_point) if zero_point else x
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **op.attrs | {"input_zp": 0})
+    return b.emit("RESCALE", (product,), op.output.dtype, **op.attrs | {"input_zp": 0})
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     total, terms, factors, doublings = match.total, match.terms, match.factors, match.doublings
     b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
     if op.inputs[0] is not total.output:
-        return b.emit("RESCALE", (emit_copy(op.inputs[0], b),), op.output.shape, op.output.dtype, **attrs)
+        return b.emit("RESCALE", (emit_copy(op.inputs[0], b),), op.output.dtype, **attrs)
     shift = np.asarray(attrs["shift"]) + doublings
     if large & (large - 1) == 0 and shift[0] <= 62 and attrs["rounding_mode"] == "SINGLE_ROUND":
         attrs["shift"] = shift.astype(np.int8)
@@ -305,8 +305,8 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     else:
         widened = _rescale_operand(terms[1], 1, b)
         operands = [total.inputs[0], b.mul(widened, broadcast_constant(widened, factors[1], DType.INT32, b))]
-    result = b.emit(total.kind, operands, total.output.shape, DType.INT32)
-    return b.emit("RESCALE", (result,), op.output.shape, op.output.dtype, **attrs)
+    result = b.emit(total.kind, operands, DType.INT32)
+    return b.emit("RESCALE", (result,), op.output.dtype, **attrs)
 
 
 def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[list[Op], list[int]] | None:
@@ -377,7 +377,7 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, match, rewriter)
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
-    return rewriter.build.emit("RESCALE", op.inputs, op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
@@ -468,7 +468,7 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
     flat = (prod(shape[:-3]), *shape[-3:])
     parts = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
     inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
-    return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
+    return b.reshape(b.emit(op.kind, inputs, op.output.dtype, **op.attrs), shape)
 
 
 def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
@@ -534,7 +534,7 @@ def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
         np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype
     )
     attrs = {**op.attrs, "out_pad": out_pad}
-    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.dtype, **attrs)
 
 
 SCALED_MAXIMUM = Workaround("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _rescale_product, releases=((5, 1),))

@@ -382,7 +382,7 @@ def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
 
 def _wait_for_gather(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """Emit a copy of the result directly after the GATHER: the copy waits for the DMA."""
-    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
+    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
     return emit_copy(gathered, rewriter.build)
 
 

@@ -358,11 +358,11 @@ def _copy_operand(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """
     b, x, attrs = rewriter.build, op.inputs[0], op.attrs
     if x.dtype not in _NARROW or attrs["input_zp"] != 0:
-        return b.emit("RESCALE", (emit_copy(x, b),), op.output.shape, op.output.dtype, **attrs)
+        return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
     if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
         return product
-    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **attrs)
+    return b.emit("RESCALE", (product,), op.output.dtype, **attrs)
 
 
 def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
