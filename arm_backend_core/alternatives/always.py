@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
@@ -86,8 +86,8 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     x, b = op.inputs[0], rewriter.build
     scaled = producer(x, "RESCALE")
     behind_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
-    only_widens = power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
-    if not behind_table or x.dtype is not DType.INT16 or op.output.dtype is not DType.INT32 or not only_widens:
+    widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
+    if not behind_table or not widens or not is_identity_rescale(op):
         return None
     readers = rewriter.users(op.output) or ()
     if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):

@@ -7,7 +7,7 @@ import numpy as np
 from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
 
 _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 
@@ -76,12 +76,8 @@ def _match_conv1d(op: Op, rewriter: Rewriter) -> Region | None:
     readers = rewriter.users(op.output) or []
     if [reader.kind for reader in readers] != ["RESCALE"]:
         return None
-    part = [op, *readers]
-    before = x.producer
-    while before is not None and before.kind in ("RESHAPE", "PAD"):
-        part.append(before)
-        before = before.inputs[0].producer
-    return Region(part, (readers,))
+    _, moves = trace_back(x, lambda before: before.kind in ("RESHAPE", "PAD"))
+    return Region([op, *readers, *reversed(moves)], (readers,))
 
 
 DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)

@@ -14,7 +14,7 @@ import numpy as np
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
 from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.merge import reshape_groups
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, has_constant_weights
 
 #: (start, size) along one dimension.
 Span = tuple[int, int]
@@ -96,8 +96,7 @@ def _spans_before_reshape(before: tuple[int, ...], after: tuple[int, ...], spans
 def _is_splittable(conv: Op, spans: list[Span]) -> bool:
     pixels = zip(spans[:-1], conv.output.shape[:-1], strict=True)
     keeps_pixels = all(span == (0, size) for span, size in pixels)
-    constants = all(operand.data is not None for operand in conv.inputs[1:])
-    return keeps_pixels and constants and spans[-1][1] % _MIN_CHANNELS == 0
+    return keeps_pixels and has_constant_weights(conv) and spans[-1][1] % _MIN_CHANNELS == 0
 
 
 def slice_convolution(conv: Op, channels: Span, rewriter: Rewriter) -> Value:

@@ -14,8 +14,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 
@@ -130,11 +130,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
     if op is not None and depth and op.kind in ("MUL", "ARITHMETIC_RIGHT_SHIFT") and op.inputs[1].size == 1:
         return _bounds_of_mul_or_shift(op, _value_bounds(op.inputs[0], depth - 1))
-    if (
-        op is not None
-        and depth
-        and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_identity_rescale(op)))
-    ):
+    if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or is_identity_rescale(op)):
         low, high = _value_bounds(op.inputs[0], depth - 1)
         if least <= low and high <= most:
             return low, high
@@ -156,11 +152,6 @@ def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float
     ):
         return least, most
     return int(least) >> int(shift.flat[0]), int(most) >> int(shift.flat[0])
-
-
-def _is_identity_rescale(op: Op) -> bool:
-    """Whether a RESCALE is by 1 without zero points: it changes no value that fits the output type."""
-    return power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -215,18 +206,16 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     Also past IDENTITY, RESHAPE and RESCALEs by 1. Vela makes one MAX pool with ``OFM_SCALE``. These NPUs do not scale a
     maximum: the RESCALE is lost.
     """
-    x = op.inputs[0]
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or power_of_two(op) == 0:
         return False
-    while (before := x.producer) is not None and rewriter.single_use(x):
-        if before.kind in ("MAX_POOL2D", "REDUCE_MAX"):
-            return before.output.dtype is op.output.dtype
-        if before.kind not in ("IDENTITY", "RESHAPE") and not (
-            before.kind == "RESCALE" and _is_identity_rescale(before)
-        ):
-            return False
-        x = before.inputs[0]
-    return False
+
+    def is_passed(before: Op) -> bool:
+        keeps_values = before.kind in ("IDENTITY", "RESHAPE") or is_identity_rescale(before)
+        return keeps_values and rewriter.single_use(before.output)
+
+    maximum, _ = trace_back(op.inputs[0], is_passed)
+    is_maximum = maximum.producer is not None and maximum.producer.kind in ("MAX_POOL2D", "REDUCE_MAX")
+    return is_maximum and rewriter.single_use(maximum) and maximum.dtype is op.output.dtype
 
 
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
@@ -270,9 +259,9 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     scale and shifts the other left by 14 (int16) or 19 (int8) bits, whatever that scale is. This is correct only if the
     larger scale is 2**14 or 2**19. RESHAPE and TRANSPOSE after the sum are skipped, since Vela may remove them.
     """
-    x = op.inputs[0]
-    while rewriter.single_use(x) and x.producer is not None and x.producer.kind in ("RESHAPE", "TRANSPOSE"):
-        x = x.producer.inputs[0]
+    x, _ = trace_back(
+        op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.single_use(move.output)
+    )
     total = x.producer
     if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(x):
         return None
@@ -340,7 +329,7 @@ def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[lis
 
 def _first_of_merged_rescales(term: Op, rewriter: Rewriter) -> Op:
     """The first of consecutive RESCALEs that Vela merges: all behind it are by 1."""
-    while _is_identity_rescale(term) and rewriter.single_use(term.inputs[0]):
+    while is_identity_rescale(term) and rewriter.single_use(term.inputs[0]):
         before = producer(term.inputs[0], "RESCALE")
         if before is None:
             break
@@ -363,7 +352,7 @@ def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
     source, dtype = op.inputs[0], op.output.dtype
     if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return False
-    return not (_is_identity_rescale(op) and _fits(source, dtype)) and _is_widened_again(
+    return not (is_identity_rescale(op) and _fits(source, dtype)) and _is_widened_again(
         op.output, rewriter, scaled=scaled
     )
 
@@ -420,13 +409,10 @@ def _is_unclipped_move(op: Op, rewriter: Rewriter) -> bool:
 
     Vela merges them, also past a RESCALE by 1 to int32, into one RESCALE that clips only at the end.
     """
-    x = skip_through(op.inputs[0], "RESHAPE")
-    while (
-        (widening := producer(x, "RESCALE")) is not None
-        and _is_identity_rescale(widening)
-        and widening.output.dtype is DType.INT32
-    ):
-        x = skip_through(widening.inputs[0], "RESHAPE")
+    x, _ = trace_back(
+        op.inputs[0],
+        lambda step: step.kind == "RESHAPE" or (is_identity_rescale(step) and step.output.dtype is DType.INT32),
+    )
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
@@ -440,7 +426,7 @@ def _may_clip(op: Op) -> bool:
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
-        return not (_is_identity_rescale(op) and _fits(source, op.output.dtype))
+        return not (is_identity_rescale(op) and _fits(source, op.output.dtype))
     scale = float(rescale_factors(op).max())
     ends = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
     return min(ends) < low or max(ends) > high
@@ -481,11 +467,9 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     """
     users, biases_by_weights, found = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
-        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D"):
+        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or not has_constant_weights(op):
             continue
         _, weight, bias = op.inputs
-        if weight.data is None or bias.data is None:
-            continue
         match users.get(op.output, ()):
             case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
                 scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
