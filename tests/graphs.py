@@ -9,11 +9,14 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -40,7 +43,7 @@ def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
     """The graph whose outputs are what ``body(builder, *inputs)`` returns."""
     result = Graph()
     values = [result.add_input(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(inputs)]
-    returned = body(Builder(result, target), *values)
+    returned = body(LegalizingBuilder(result, target), *values)
     result.outputs = list(returned) if isinstance(returned, tuple) else [returned]
     return result
 
@@ -88,6 +91,17 @@ def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
         command = [str(Path(sysconfig.get_path("scripts"), "tosa-opt")), str(empty), f"--pass-pipeline={pipeline}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 and "error:" not in done.stderr else done.stderr.strip() or "it died"
+
+
+def built(body: Body, *inputs: Input, target: Target = EVERYTHING) -> list[str]:
+    """Kinds of the operators that ``body`` emits; tosa-opt and the reference model must accept the graph."""
+    written = graph(body, *inputs, target=target)
+    flatbuffer = serialize(written)
+    assert tosa_opt(flatbuffer, target) is None
+    arrays = [np.ones(value.shape, value.dtype.numpy) for value in written.inputs]
+    if not any(value.dtype is DType.BF16 for value in written.inputs):
+        reference.run(flatbuffer, arrays)
+    return [op.kind for op in written.ops]
 
 
 def validate(flatbuffer: bytes, spec: str) -> None:

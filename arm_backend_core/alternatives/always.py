@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
-from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
@@ -55,12 +55,12 @@ def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
     if len(sources) != 2 or not shapes or any(step.attrs["per_channel"] for step in (op, *terms)):
         return None
     scaled = [_emit_like(term, b.reshape(source, shapes[0]), b) for term, source in zip(terms, sources, strict=True)]
-    result = b.emit(binary.kind, scaled, shapes[0], binary.output.dtype, **binary.attrs)
+    result = b.emit(binary.kind, scaled, binary.output.dtype, **binary.attrs)
     return b.reshape(_emit_like(op, result, b), op.output.shape)
 
 
 def _emit_like(op: Op, x: Value, b: Builder) -> Value:
-    return b.emit(op.kind, (x,), x.shape, op.output.dtype, **op.attrs)
+    return b.emit(op.kind, (x,), op.output.dtype, **op.attrs)
 
 
 def multiply_before_rescale(op: Op, rewriter: Rewriter) -> Value | None:
@@ -86,8 +86,8 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
     x, b = op.inputs[0], rewriter.build
     scaled = producer(x, "RESCALE")
     behind_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
-    only_widens = power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
-    if not behind_table or x.dtype is not DType.INT16 or op.output.dtype is not DType.INT32 or not only_widens:
+    widens = x.dtype is DType.INT16 and op.output.dtype is DType.INT32
+    if not behind_table or not widens or not is_identity_rescale(op):
         return None
     readers = rewriter.users(op.output) or ()
     if any(absorbs_widening(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
@@ -97,7 +97,7 @@ def widen_by_multiply(op: Op, rewriter: Rewriter) -> Value | None:
             np.array([(1 << 30) + 1], np.int32),
             np.array([30], np.int8),
         )  # equals x, without a factor of 1
-        return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
+        return b.emit("RESCALE", (x,), DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
     return b.mul(x, broadcast_constant(x, 1, DType.INT16, b))
 
 
@@ -115,7 +115,7 @@ def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
     ):
         return None
     low, high = x.dtype.range
-    result = b.emit(op.kind, op.inputs, x.shape, x.dtype, **op.attrs)
+    result = b.emit(op.kind, op.inputs, x.dtype, **op.attrs)
     return b.clamp(result, low, high)
 
 
@@ -133,7 +133,7 @@ def copy_constant(op: Op, rewriter: Rewriter) -> Value | None:
         if constant.data is not None and is_broadcast and op.inputs[1 - i].data is None:
             copy = b.maximum(constant, b.const(np.full((1,) * constant.rank, constant.data.min()), DType.INT32))
             inputs = (copy, op.inputs[1]) if i == 0 else (op.inputs[0], copy)
-            return b.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+            return b.emit(op.kind, inputs, op.output.dtype, **op.attrs)
     return None
 
 

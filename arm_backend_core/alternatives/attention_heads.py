@@ -32,7 +32,7 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
         spans = [*((0, n) for n in conv.output.shape[:-1]), (head * size, size)]
         total = slice_convolution(conv, spans[-1], rewriter)
         attrs = slice_attributes(rescale, spans)
-        part = b.emit("RESCALE", (total,), total.shape, rescale.output.dtype, **attrs)
+        part = b.emit("RESCALE", (total,), rescale.output.dtype, **attrs)
         parts.append(b.reshape(part, (1, 1, rows, size)))
     return parts
 
@@ -77,7 +77,7 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    return rewriter.build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
 
 
 SEPARATE = Alternative("attention heads computed separately", ("TRANSPOSE",), separate_heads, _match_separate)

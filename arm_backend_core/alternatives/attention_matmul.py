@@ -30,8 +30,8 @@ def multiply_per_head(op: Op, rewriter: Rewriter) -> Value | None:
     (_, rows, columns), (first, second) = product.output.shape, (_split_heads(x, rewriter) for x in product.inputs)
     results = []
     for left, right in zip(first, second, strict=True):
-        total = b.emit("MATMUL", (left, right), (1, rows, columns), product.output.dtype, **product.attrs)
-        part = b.emit("RESCALE", (total,), total.shape, rescale.output.dtype, **rescale.attrs)
+        total = b.emit("MATMUL", (left, right), product.output.dtype, **product.attrs)
+        part = b.emit("RESCALE", (total,), rescale.output.dtype, **rescale.attrs)
         results.append(b.reshape(part, (1, 1, rows, columns)))
     return b.reshape(b.concat(results, 3 if merges_heads else 1), op.output.shape)
 
@@ -72,11 +72,10 @@ def multiply_transposed(op: Op, rewriter: Rewriter) -> Value | None:
     b, product = rewriter.build, producer(op.inputs[0], "MATMUL")
     if product is None:
         return None
-    count, rows, columns = product.output.shape
     left, right = (b.transpose(x, (0, 2, 1)) for x in reversed(product.inputs))
     zero_points = {"a_zp": product.attrs["b_zp"], "b_zp": product.attrs["a_zp"]}
-    total = b.emit("MATMUL", (left, right), (count, columns, rows), product.output.dtype, **zero_points)
-    scaled = b.emit("RESCALE", (total,), total.shape, op.output.dtype, **op.attrs)
+    total = b.emit("MATMUL", (left, right), product.output.dtype, **zero_points)
+    scaled = b.emit("RESCALE", (total,), op.output.dtype, **op.attrs)
     return b.transpose(scaled, (0, 2, 1))
 
 

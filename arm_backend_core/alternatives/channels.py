@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
-from arm_backend_core.alternatives.split_axes import source_indices
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
 from arm_backend_core.tosa.operators import Array
-from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.passes.element_order import source_indices
+from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
 
 #: Operators that only move elements of one operand.
@@ -39,7 +39,7 @@ def select_channels(op: Op, rewriter: Rewriter) -> Value | None:
         weight[..., order] = data
         image = build.reshape(x, (*op.inputs[0].shape[:3], x.shape[-1]))
         inputs = (image, constant(weight, op.inputs[1].dtype), op.inputs[2])
-        return build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
+        return build.emit("CONV2D", inputs, op.output.dtype, **op.attrs)
     weight = np.zeros((len(order), 1, 1, x.shape[-1]))
     weight[np.arange(len(order)), 0, 0, order] = 1
     image = build.reshape(x, (1, *_square_sides(prod(x.shape[:-1])), x.shape[-1]))
@@ -51,17 +51,13 @@ def _match_selection(value: Value) -> tuple[Value, Array] | None:
 
     None if the movement is not the same channel selection in all pixels, or the identity.
     """
-    steps: list[Op] = []
-    x = value
-    while (step := x.producer) is not None and step.kind in _MOVEMENT_KINDS:
-        steps.append(step)
-        x = step.inputs[0]
+    x, steps = trace_back(value, lambda step: step.kind in _MOVEMENT_KINDS)
     if not steps or x.dtype is not DType.INT8 or x.size > _MAX_ELEMENTS or x.rank < 2:
         return None
     pixels, channels = prod(x.shape[:-1]), x.shape[-1]
     if channels > _MAX_CHANNELS or value.size % pixels:
         return None
-    indices = source_indices(x, steps[::-1])
+    indices = source_indices(x, steps)
     sources = indices.reshape(pixels, -1) - np.arange(pixels, dtype=np.int32)[:, None] * channels
     order = sources[0]
     same = bool(np.all(sources == order)) and order.min() >= 0 and order.max() < channels

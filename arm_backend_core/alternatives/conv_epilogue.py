@@ -10,7 +10,7 @@ from arm_backend_core.alternatives.choose import collect_neighbors
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
-from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 
 #: Activations that Vela fuses with the operation before them.
 ACTIVATIONS = ("CLAMP", "TABLE")
@@ -29,12 +29,9 @@ def match_epilogue(op: Op, rewriter: Rewriter) -> list[Op]:
 
 def trace_epilogue(op: Op, kind: str) -> list[Op]:
     """Follow first inputs from ``op`` back to an operator of this ``kind``; return the chain, that operator first."""
-    chain = [op]
-    while chain[0].kind != kind:
-        before = chain[0].inputs[0].producer
-        assert before is not None
-        chain.insert(0, before)
-    return chain
+    source, steps = trace_back(op.output, lambda step: step.kind != kind)
+    assert source.producer is not None
+    return [source.producer, *steps]
 
 
 def collect_readers(last: Op, rewriter: Rewriter) -> list[Op]:
@@ -59,5 +56,5 @@ def apply_epilogue(value: Value, steps: Sequence[Op], channels: Array, build: Bu
         attrs = dict(step.attrs)
         if attrs.get("per_channel"):
             attrs |= {name: attrs[name][channels] for name in ("multiplier", "shift")}
-        value = build.emit(step.kind, (value, *step.inputs[1:]), value.shape, step.output.dtype, **attrs)
+        value = build.emit(step.kind, (value, *step.inputs[1:]), step.output.dtype, **attrs)
     return value

@@ -7,7 +7,7 @@ import numpy as np
 from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
 
 _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 
@@ -41,10 +41,9 @@ def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
     data = np.swapaxes(weight.data, _height_axis(op), _height_axis(op) + 1) if step > 1 else weight.data
     pad = [top, bottom, 0, 0] if step > 1 else [0, 0, top, bottom]
     attrs = {**op.attrs, "pad": pad, "dilation": [1, 1]}
-    shape = (n, rows, step, op.output.shape[3]) if step > 1 else op.output.shape
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    total = b.emit(op.kind, inputs, shape, op.output.dtype, **attrs)
-    result = b.emit("RESCALE", (total,), shape, rescale.output.dtype, **rescale.attrs)
+    total = b.emit(op.kind, inputs, op.output.dtype, **attrs)
+    result = b.emit("RESCALE", (total,), rescale.output.dtype, **rescale.attrs)
     result = b.reshape(result, (n, 1, rows * step, op.output.shape[3]))
     return b.slice(result, (0, 0, 0, 0), op.output.shape)
 
@@ -77,12 +76,8 @@ def _match_conv1d(op: Op, rewriter: Rewriter) -> Region | None:
     readers = rewriter.users(op.output) or []
     if [reader.kind for reader in readers] != ["RESCALE"]:
         return None
-    part = [op, *readers]
-    before = x.producer
-    while before is not None and before.kind in ("RESHAPE", "PAD"):
-        part.append(before)
-        before = before.inputs[0].producer
-    return Region(part, (readers,))
+    _, moves = trace_back(x, lambda before: before.kind in ("RESHAPE", "PAD"))
+    return Region([op, *readers, *reversed(moves)], (readers,))
 
 
 DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)

@@ -28,7 +28,7 @@ def pad_input_channels(op: Op, rewriter: Rewriter) -> Value:
     more = [(0, 0)] * 3 + [(0, -x.shape[3] % _BLOCK_CHANNELS)]
     image = rewriter.build.pad(x, more, op.attrs["input_zp"])
     kernel = constant(np.pad(weight.data, more, constant_values=1), weight.dtype)
-    return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
 
 
 def _match_single_pixel(op: Op, rewriter: Rewriter) -> Region | None:

@@ -64,8 +64,7 @@ def read_patches(op: Op, rewriter: Rewriter) -> Value | None:
     kernel = constant(moved_weight.reshape(count, height * high, width, channels), weight.dtype)
     (stride, across), (top, bottom, *left_right) = op.attrs["stride"], op.attrs["pad"]
     attrs = op.attrs | {"stride": [stride * high, across], "pad": [top * high, bottom * high, *left_right]}
-    image = op.output.shape[:3] if plan.image == op.inputs[0].shape[:3] else plan.image
-    sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
+    sums = b.emit("CONV2D", (x, kernel, bias), op.output.dtype, **attrs)
     assert sums.producer is not None
     folded = rewrite_strided_convolution(sums.producer, rewriter)
     if folded is None and stride * high > b.target.hardware.max_stride:

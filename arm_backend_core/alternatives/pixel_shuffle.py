@@ -72,7 +72,7 @@ def write_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     phases = []
     for channels in plan.channels:
         inputs = (x, select_constant_channels(weight, size, channels), select_constant_channels(bias, size, channels))
-        sums = b.emit("CONV2D", inputs, (*plan.image, len(channels)), conv.output.dtype, **conv.attrs)
+        sums = b.emit("CONV2D", inputs, conv.output.dtype, **conv.attrs)
         phases.append(apply_epilogue(sums, [step for step in path[1:] if step.kind not in MOVEMENT_KINDS], channels, b))
     result = b.concat(phases, 2) if len(phases) > 1 else phases[0]
     shape, perms = merge_axes(plan.shape, plan.perms)
@@ -141,7 +141,7 @@ def write_moved_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     eye = np.eye(x.shape[3]).reshape(x.shape[3], 1, 1, x.shape[3])
     value = rewriter.build.reshape(emit_identity_convolution(rewriter.build, image, eye), x.shape)
     for step in moves:
-        value = rewriter.build.emit(step.kind, (value, *step.inputs[1:]), step.output.shape, x.dtype, **step.attrs)
+        value = rewriter.build.emit(step.kind, (value, *step.inputs[1:]), x.dtype, **step.attrs)
     return write_pixels(value.producer, rewriter) if value.producer is not None else None
 
 

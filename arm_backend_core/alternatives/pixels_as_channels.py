@@ -42,7 +42,7 @@ def pair_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     kernel = constant(data.astype(weight.data.dtype).reshape(count * size, 1, 1, count * depth), weight.dtype)
     channels = np.tile(np.arange(size), count)
     inputs = (image, kernel, select_constant_channels(bias, size, channels))
-    sums = b.emit("CONV2D", inputs, (*image.shape[:3], count * size), conv.output.dtype, **conv.attrs)
+    sums = b.emit("CONV2D", inputs, conv.output.dtype, **conv.attrs)
     return b.reshape(apply_epilogue(sums, steps, channels, b), op.output.shape)
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
 
-import numpy as np
-
-from arm_backend_core.dtype import DType
-from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.operators import Array, evaluate
-from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.graph import Op
+from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 
 #: Operators that move elements and are traced.
 MOVEMENT_KINDS = ("RESHAPE", "TRANSPOSE")
@@ -28,12 +23,10 @@ class Piece(NamedTuple):
 
 def collect_moves(op: Op, rewriter: Rewriter) -> list[Op]:
     """Collect the chain of data movement in front of ``op``, each with one reader, followed by ``op``."""
-    path = [op]
-    while (before := path[0].inputs[0].producer) is not None and before.kind in MOVEMENT_KINDS:
-        if rewriter.users(before.output) != [path[0]]:
-            break
-        path.insert(0, before)
-    return path
+    _, moves = trace_back(
+        op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.single_use(before.output)
+    )
+    return [*moves, op]
 
 
 def trace_pieces(shape: Sequence[int], moves: Sequence[Op]) -> list[Piece] | None:
@@ -73,13 +66,3 @@ def split_pieces(pieces: Sequence[Piece], shape: Sequence[int]) -> list[list[Pie
 def sort_pieces(pieces: list[Piece]) -> list[Piece]:
     """Sort pieces by their order in the source tensor."""
     return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
-
-
-def source_indices(x: Value, steps: Sequence[Op]) -> Array:
-    """Compute for each element of the result of ``steps`` its flat index in ``x``."""
-    indices: Array = np.arange(x.size, dtype=np.int32).reshape(x.shape)
-    for step in steps:
-        moved_on = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
-        assert moved_on is not None, step.kind
-        indices = moved_on
-    return indices

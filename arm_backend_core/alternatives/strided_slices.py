@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 
 from arm_backend_core.alternatives.choose import Alternative, Region, collect_neighbors
-from arm_backend_core.alternatives.split_axes import source_indices
 from arm_backend_core.alternatives.transpose_split import STEPS
 from arm_backend_core.permutation import Layout
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array
-from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.passes.element_order import source_indices
+from arm_backend_core.tosa.passes.rewrite import Rewriter, trace_back
 from arm_backend_core.tosa.passes.transpose_form import lower_transpose
 
 _SLICE_KINDS = ("RESHAPE", "SLICE", "TRANSPOSE")
@@ -61,11 +61,7 @@ def _match_transpose(op: Op) -> tuple[Value, Layout, Layout] | None:
 
 def _trace_source(value: Value, size: int) -> tuple[Value, list[Op]]:
     """Trace ``value`` back to a source with ``size`` elements; return it and the operators in between."""
-    steps: list[Op] = []
-    while (step := value.producer) is not None and step.kind in (_SLICE_KINDS if value.size < size else ("RESHAPE",)):
-        steps.insert(0, step)
-        value = step.inputs[0]
-    return value, steps
+    return trace_back(value, lambda step: step.kind in (_SLICE_KINDS if step.output.size < size else ("RESHAPE",)))
 
 
 def _find_strides(order: Array) -> list[tuple[int, int]] | None:

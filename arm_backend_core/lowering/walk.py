@@ -49,8 +49,8 @@ from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
+from arm_backend_core.tosa.legalize import Int32HalvesBuilder, LegalizingBuilder
 
 
 class Lowering:
@@ -70,7 +70,8 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        self.builder = Builder(self.graph, target, splits_int32=True)
+        builder = LegalizingBuilder if target.integer else Int32HalvesBuilder
+        self.builder = builder(self.graph, target)
         self._graph_inputs: dict[Node, tuple[Value, Tensor]] = {}  # node outside -> graph input, operand
         self._dequantized: dict[Value, list[Tensor]] = {}
         self._tables: dict[Univariate, Tensor] = {}  # int16 tables of oscillating functions
@@ -180,7 +181,7 @@ class Lowering:
         if dtype.is_float and not self.target.floating:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Even if no operator reads the input directly, the target must support its type and rank.
-        reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], shape, dtype)
+        reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], dtype)
         if reason:
             raise Unsupported(reason)
         value = self.graph.add_input(shape, dtype, node.name)

@@ -42,7 +42,7 @@ def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> 
         if list(indices) == list(even):
             return strided_slice(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
-        if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
+        if b.refusal("GATHER", (values, picked), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
     if len(starts) > _MAX_SLICES:
         runs = len(starts) - 1

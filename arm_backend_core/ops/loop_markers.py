@@ -37,7 +37,7 @@ _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 @op(LOOP_IN, kind=Kind.SHARED)
 def loop_in(cx: Context, first: Tensor, loop: int, place: int) -> Value:
     """A loop-carried value at the start of an iteration: ``first``, or the result of the previous iteration."""
-    return cx.b.emit("LOOP_IN", (first.value,), first.shape, first.value.dtype, loop=loop, place=place)
+    return cx.b.emit("LOOP_IN", (first.value,), first.value.dtype, loop=loop, place=place)
 
 
 @op(LOOP_OUT, kind=Kind.SHARED)
@@ -49,6 +49,6 @@ def loop_out(cx: Context, goes_on: Tensor, then: Sequence[Tensor], last: Sequenc
     next_values = [y.value if x.q is None else cx.requantize(y, x.q) for y, x in zip(then, last, strict=True)]
     values = [goes_on.value, *next_values, *(x.value for x in last)]
     return [
-        Tensor(cx.b.emit("LOOP_OUT", values, x.shape, x.value.dtype, loop=loop, place=place), x.q)
+        Tensor(cx.b.emit("LOOP_OUT", values, x.value.dtype, loop=loop, place=place), x.q)
         for place, x in enumerate(last)
     ]

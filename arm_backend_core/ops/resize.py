@@ -79,12 +79,11 @@ def _parameters(samplings: Sequence[_Sampling]) -> dict[str, tuple[int, ...]]:
 
 def _resize_refusal(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
     """Why the target cannot run the RESIZE, including hardware limits; None if it can."""
-    shape = (image.shape[0], *(sampling.out for sampling in samplings), image.shape[3])
-    return cx.b.refusal("RESIZE", (image,), shape, out, mode=mode, **_parameters(samplings))
+    return cx.b.refusal("RESIZE", (image,), out, mode=mode, **_parameters(samplings))
 
 
 def _resize(cx: Context, image: Value, samplings: Sequence[_Sampling], mode: str) -> Value:
-    return cx.b.resize(image, [sampling.out for sampling in samplings], mode=mode, **_parameters(samplings))
+    return cx.b.resize(image, mode=mode, **_parameters(samplings))
 
 
 # -- nearest ------------------------------------------------------------------------------------------------------

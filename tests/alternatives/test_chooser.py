@@ -43,6 +43,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import finish
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
@@ -72,7 +73,7 @@ class Case:
         self.rng = np.random.default_rng(seed)
         self.spec = spec
         self.graph = Graph()
-        self.b = Builder(self.graph, spec.target)
+        self.b = LegalizingBuilder(self.graph, spec.target)
 
     def number(self, low: int, high: int) -> int:
         """Both included."""
@@ -546,7 +547,7 @@ def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_graph_that_is_kept_is_the_same_when_it_is_restored() -> None:
     graph = _pool(13)
-    build = Builder(graph, SPECS[0].target)
+    build = LegalizingBuilder(graph, SPECS[0].target)
     for _ in range(3000):  # deeper than pickle goes
         graph.outputs = [build.clamp(graph.outputs[0], -50, 50)]
     again = unpickle_graph(pickle_graph(graph))

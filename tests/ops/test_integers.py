@@ -27,6 +27,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import EVERYTHING, family
@@ -79,7 +80,7 @@ def evaluate(
     source = types.SimpleNamespace(target=None, users=())
     node: Any = types.SimpleNamespace(meta={"val": result}, target=overload, all_input_nodes=[source])
     rule = _integer_rule(overload)
-    graph.outputs = [rule(Context(Builder(graph, target), node, out), *tensors, *arguments)]
+    graph.outputs = [rule(Context(LegalizingBuilder(graph, target), node, out), *tensors, *arguments)]
     graph.remove_dead()
     return np.asarray(reference.run(serialize(graph), fed)[0])
 
@@ -145,7 +146,7 @@ def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> 
     x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
     numbers = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
     rule = _integer_rule(overload)
-    cx = Context(Builder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
+    cx = Context(LegalizingBuilder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
     graph.outputs = [rule(cx, x, Tensor(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
     optimise(graph, target)
     assert len(graph.ops) == 4
@@ -310,7 +311,7 @@ def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     out = QParams(3 / dtype.range[1], 0, dtype, *dtype.range)
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(SHAPE[0], 8)})
     rule = _integer_rule(aten.linear.default)
-    graph.outputs = [rule(Context(Builder(graph, EVERYTHING), node, out), *tensors)]
+    graph.outputs = [rule(Context(LegalizingBuilder(graph, EVERYTHING), node, out), *tensors)]
     got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)
 
@@ -323,7 +324,7 @@ def test_bias_that_no_steps_can_hold() -> None:
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
     rule = _integer_rule(aten.linear.default)
     with pytest.raises(Unsupported, match=r"its bias does not fit int32 sums .* in which neither is constant"):
-        rule(Context(Builder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
+        rule(Context(LegalizingBuilder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
 
 
 # -- the arithmetic itself -----------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ def _operand(builder: Builder, low: int, high: int, dtype: DType = DType.INT32) 
 
 
 def _builder() -> Builder:
-    return Builder(Graph(), EVERYTHING)
+    return LegalizingBuilder(Graph(), EVERYTHING)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +426,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     p, q, out = QParams(scale, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(1.3e-4, 0, I16, *I16.range)
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
     target = family("ethos-u55")
-    builder = Builder(Graph(), target)
+    builder = LegalizingBuilder(Graph(), target)
     left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
     assert (to_common_int16(left, right, out) is not None) == is_taken
     check(

@@ -13,8 +13,8 @@ from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
 
 TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int16")
@@ -43,7 +43,7 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
     q = QParams(0.01 if dtype is DType.INT8 else 0.01 / 256, zero_point, dtype, low, high)
     graph = Graph()
     x = graph.add_input(shape, dtype, "x")
-    mean = spatial_mean(Builder(graph, TARGET), x, q, (1, 2), OUT, sole_reader=alone)
+    mean = spatial_mean(LegalizingBuilder(graph, TARGET), x, q, (1, 2), OUT, sole_reader=alone)
     assert mean is not None
     graph.outputs = [mean]
     values = np.random.default_rng(0).integers(low, high + 1, shape).astype(dtype.numpy)
@@ -58,7 +58,7 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
 
 def test_a_slice_is_read_in_place() -> None:
     graph = Graph()
-    b = Builder(graph, TARGET)
+    b = LegalizingBuilder(graph, TARGET)
     x = b.slice(graph.add_input((1, 8, 7, 32), DType.INT8, "x"), (0, 1, 0, 0), (1, 7, 7, 32))
     assert spatial_mean(b, x, QParams(0.01, 0, DType.INT8, -128, 127), (1, 2), OUT, sole_reader=True) is not None
     first = next(op for op in graph.ops if op.kind == "DEPTHWISE_CONV2D")

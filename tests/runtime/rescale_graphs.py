@@ -167,6 +167,6 @@ _WIDE: tuple[_Write, ...] = (
     lambda b, x, y, rng: rng.choice((b.add, b.sub))(_shifted(b, x, 2), _shifted(b, y, 2)),
     lambda b, x, y, rng: rng.choice((b.maximum, b.minimum))(x, y),
     lambda b, x, y, rng: _shifted(b, x, rng.choice((1, 5, 12))),
-    lambda b, x, y, rng: b.emit(rng.choice(("ABS", "CLZ")), (x,), x.shape, x.dtype),
+    lambda b, x, y, rng: b.emit(rng.choice(("ABS", "CLZ")), (x,), x.dtype),
     lambda b, x, y, rng: b.reduce("REDUCE_SUM", _shifted(b, x, 4), rng.randrange(x.rank)),
 )

@@ -93,9 +93,8 @@ def _difference(b: Builder, x: Value, y: Value) -> Value:
 def _padded_depth(b: Builder, x: Value) -> Value:
     weight, bias = b.const(np.ones((1, 1, 1, 1, 1)), DType.INT8), b.const([5], DType.INT32)
     attrs = {"pad": [1, 0, 0, 0, 0, 0], "stride": [1, 1, 1], "dilation": [1, 1, 1], "acc_type": DType.INT32}
-    shape = (1, x.shape[1] + 1, *x.shape[2:4], 1)
     attrs |= {"local_bound": False, "input_zp": 0, "weight_zp": 0}
-    return b.emit("CONV3D", (x, weight, bias), shape, DType.INT32, **attrs)
+    return b.emit("CONV3D", (x, weight, bias), DType.INT32, **attrs)
 
 
 def _strided_images(b: Builder, x: Value) -> Value:
@@ -254,7 +253,7 @@ def _small(b: Builder, i: Value) -> Value:
 
 
 def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
-    return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.shape, x.dtype)
+    return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.dtype)
 
 
 def _turned_table(b: Builder, x: Value, *, last: Callable[[Builder, Value], Value]) -> Value:
@@ -317,7 +316,7 @@ def _turned_back_without_ones(b: Builder, x: Value, y: Value) -> tuple[Value, ..
 def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """What is returned is an input: an IDENTITY of it, as the last pass writes."""
     product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
-    return b.emit("IDENTITY", (x,), x.shape, x.dtype), product
+    return b.emit("IDENTITY", (x,), x.dtype), product
 
 
 def _turned_back_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
@@ -595,7 +594,7 @@ def _chosen(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _read_by_one(b: Builder, x: Value, kind: str) -> Value:
-    return b.emit(kind, (b.rescale(x, DType.INT32, 3.0),), x.shape, DType.INT32)
+    return b.emit(kind, (b.rescale(x, DType.INT32, 3.0),), DType.INT32)
 
 
 def _product_rescaled(b: Builder, x: Value, first: float, second: float, dtype: DType, zero_point: int) -> Value:
@@ -656,7 +655,7 @@ def _bits_scaled(b: Builder, x: Value) -> Value:
 def _zeros_counted(b: Builder, x: Value) -> Value:
     """Two RESCALEs that become one."""
     scaled = b.rescale(b.rescale(x, DType.INT16, 128.0), DType.INT32, 1.0)
-    return b.emit("CLZ", (scaled,), x.shape, DType.INT32)
+    return b.emit("CLZ", (scaled,), DType.INT32)
 
 
 def _cast_rescaled(b: Builder, x: Value) -> Value:
@@ -762,7 +761,7 @@ def _unclipped_sum(b: Builder, x: Value) -> Value:
 
 
 def _resized(b: Builder, x: Value) -> Value:
-    wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
+    wide = b.resize(x, (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
 
 
@@ -1085,7 +1084,7 @@ MISTAKES = (
     Mistake("clipped_peaks_widened", _peaks_widened, (_WIDE_IMAGE,), _NEW, releases=_SECOND),
     Mistake(
         "chained_cast_reshaped",
-        lambda b, x: b.emit("BITWISE_NOT", (b.reshape(b.cast(x, DType.INT8), (1, 24)),), (1, 24), DType.INT8),
+        lambda b, x: b.emit("BITWISE_NOT", (b.reshape(b.cast(x, DType.INT8), (1, 24)),), DType.INT8),
         (((1, 2, 3, 4), DType.INT32),),
         _NEW,
         _NEW,
@@ -1108,7 +1107,7 @@ UNWRITTEN = (
     Mistake("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
     Mistake(
         "narrow_shift",
-        lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.shape, x.dtype),
+        lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.dtype),
         (((4, 8), DType.INT8),),
         _NEW,
         _NEW,

@@ -10,9 +10,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.pipeline import Pass, run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import reduce_strides
 from arm_backend_core.tosa.passes.transpose_form import sink_slices
@@ -34,7 +34,7 @@ class Net:
     def __init__(self, target: Target, seed: int = 0) -> None:
         self.target = target
         self.graph = Graph()
-        self.b = Builder(self.graph, target)
+        self.b = LegalizingBuilder(self.graph, target)
         self.rng = np.random.default_rng(seed)
 
     def input(self, *shape: int, dtype: DType = DType.INT8) -> Value:

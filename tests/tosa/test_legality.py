@@ -253,8 +253,6 @@ def _convolutions() -> Iterator[Case]:
 
 
 def _conv3d(b: Builder, x: Value, weight: Value) -> Value:
-    n, *sizes, _ = x.shape
-    outputs = [size - kernel + 1 for size, kernel in zip(sizes, weight.shape[1:4], strict=True)]
     accumulator = I32 if x.dtype is I8 else I48
     attrs = {
         "pad": [0] * 6,
@@ -264,7 +262,7 @@ def _conv3d(b: Builder, x: Value, weight: Value) -> Value:
         "acc_type": accumulator,
     }
     attrs |= {"input_zp": 0, "weight_zp": 0}
-    y = b.emit("CONV3D", (x, weight, _zeros(8, x)), (n, *outputs, 8), accumulator, **attrs)
+    y = b.emit("CONV3D", (x, weight, _zeros(8, x)), accumulator, **attrs)
     return b.rescale(y, x.dtype, 0.01)
 
 
@@ -299,7 +297,8 @@ def _resize(mode: str, factor: int, corners: str) -> Body:
     }[corners]
 
     def body(b: Builder, x: Value) -> Value:
-        y = b.resize(x, (size, size), (n, d, n, d), (offset, offset), (border, border), mode)
+        y = b.resize(x, (n, d, n, d), (offset, offset), (border, border), mode)
+        assert y.shape[1:3] == (size, size)
         return y if mode == "NEAREST" else b.rescale(y, I8, 1 / (n * n))
 
     return body

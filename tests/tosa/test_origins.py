@@ -9,6 +9,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Value
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts
 from arm_backend_core.tosa.passes.pipeline import run, simplify
@@ -22,7 +23,7 @@ class Traced:
 
     def __init__(self) -> None:
         self.graph = Graph()
-        self.b = Builder(self.graph, TARGET)
+        self.b = LegalizingBuilder(self.graph, TARGET)
 
     def input(self, *shape: int, dtype: DType = DType.INT32) -> Value:
         return self.graph.add_input(shape, dtype, f"input_{len(self.graph.inputs)}")

@@ -12,8 +12,8 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.layout_choice import assign_layouts, movement_cost
 from arm_backend_core.tosa.passes.layout_modes import propagate_through_reshape
@@ -34,7 +34,7 @@ class Net:
 
     def __init__(self, seed: int = 0) -> None:
         self.graph = Graph()
-        self.b = Builder(self.graph, TARGET)
+        self.b = LegalizingBuilder(self.graph, TARGET)
         self.rng = np.random.default_rng(seed)
 
     def input(self, *shape: int, dtype: DType = DType.INT8) -> Value:

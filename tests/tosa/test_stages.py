@@ -29,7 +29,7 @@ def _moved(b: Builder, x: Value) -> Value:
 
 def _with_identity(net: Graph, target: Target) -> None:
     x = net.outputs[0]
-    net.outputs[0] = Builder(net, target).emit("IDENTITY", (x,), x.shape, x.dtype)
+    net.outputs[0] = Builder(net, target).emit("IDENTITY", (x,), x.dtype)
 
 
 def _with_wrong_table(net: Graph, target: Target) -> None:

@@ -262,9 +262,7 @@ def define(
 def broadcast_shape(op: Op) -> Shape:
     """The shape that all operands broadcast to."""
     first, *others = (value.shape for value in op.inputs)
-    if all(shape == first for shape in others):
-        return first
-    return tuple(max(sizes) for sizes in zip(first, *others, strict=True))
+    return first if all(shape == first for shape in others) else np.broadcast_shapes(first, *others)
 
 
 def min_max_ufunc(op: Op, name: str) -> np.ufunc:

@@ -206,11 +206,20 @@ class Sampling(NamedTuple):
 
     name: str
     size: int
-    out: int
     n: int
     d: int
     offset: int
     border: int
+
+    @property
+    def reach(self) -> int:
+        """Distance between the first and the last position, in units of 1 / n."""
+        return (self.size - 1) * self.n - self.offset + self.border
+
+    @property
+    def out(self) -> int:
+        """Number of positions; 0 if ``d`` is not positive."""
+        return self.reach // self.d + 1 if self.d > 0 else 0
 
     def violations(self) -> Iterator[str]:
         """The ERROR_IFs of RESIZE and the level's limit."""
@@ -227,30 +236,27 @@ class Sampling(NamedTuple):
             yield f"offset {self.offset} in {self.name} ({-n} to {16 * n - 1})"
         elif not -16 * n <= self.border < n:
             yield f"border {self.border} in {self.name} ({-16 * n} to {n - 1})"
-        elif (self.size - 1) * n - self.offset + self.border != (self.out - 1) * d:
+        elif self.reach % d:
             yield f"{self.name} {self.size} to {self.out} by scale {n}/{d}, offset {self.offset}, border {self.border}"
 
 
 def samplings(op: Op) -> list[Sampling]:
     """Height and width of a RESIZE."""
     yn, yd, xn, xd = op.attrs["scale"]
-    (_, height, width, _), (_, out_height, out_width, _) = op.inputs[0].shape, op.output.shape
-    (oy, ox), (by, bx) = op.attrs["offset"], op.attrs["border"]
-    return [Sampling("height", height, out_height, yn, yd, oy, by), Sampling("width", width, out_width, xn, xd, ox, bx)]
+    (_, height, width, _), (oy, ox), (by, bx) = op.inputs[0].shape, op.attrs["offset"], op.attrs["border"]
+    return [Sampling("height", height, yn, yd, oy, by), Sampling("width", width, xn, xd, ox, bx)]
 
 
 def _resize_violations(op: Op) -> Iterator[str]:
     widens = op.output.dtype is not op.inputs[0].dtype
     if not op.output.dtype.is_float and widens != (op.attrs["mode"] == "BILINEAR"):
         yield f"mode {op.attrs['mode']} from {op.inputs[0].dtype.value} to {op.output.dtype.value}"
-    assert op.output.rank == 4, op
     for axis in samplings(op):
         yield from axis.violations()
 
 
 def _resize_shape(op: Op) -> Shape:
-    """TOSA has the size as an operand; the conditions check it against scale, offset and border."""
-    return op.inputs[0].shape[0], *op.output.shape[1:3], op.inputs[0].shape[3]
+    return op.inputs[0].shape[0], *(axis.out for axis in samplings(op)), op.inputs[0].shape[3]
 
 
 _RESIZE = """i8>i32:INT i8>i8:INT i16>i48:int16 i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP"""

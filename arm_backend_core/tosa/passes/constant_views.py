@@ -40,7 +40,7 @@ def _replace_by_reshapes(graph: Graph, build: Builder, uses: Sequence[tuple[Op, 
     views = {stored.shape: stored}
     for (op, i), x in zip(uses, constants, strict=True):
         if x.shape not in views:
-            reshape = "RESHAPE", (stored,), x.shape, x.dtype
+            reshape = "RESHAPE", (stored,), x.dtype
             if build.refusal(*reshape, shape=list(x.shape)):  # the target moves no such elements: INT4
                 continue
             build.origins = op.origins

@@ -8,7 +8,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, has_constant_weights, producer
 
 Array = np.ndarray[Any, Any]
 _CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
@@ -36,7 +36,7 @@ def fold_pad(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     attrs = {**op.attrs, "pad": padding}
     inputs = [pad.inputs[0], *op.inputs[1:]]
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **attrs)
 
 
 def _padding_value(op: Op) -> float:
@@ -69,7 +69,7 @@ def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     low, high = (min(max(inner.attrs[name], low), high) for name in ("min_val", "max_val"))
     attrs = {**op.attrs, "min_val": low, "max_val": high}
-    return rewriter.build.emit("CLAMP", inner.inputs, op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit("CLAMP", inner.inputs, op.output.dtype, **attrs)
 
 
 # -- RESCALE -------------------------------------------------------------------------------------------------
@@ -94,6 +94,16 @@ def power_of_two(op: Op) -> int | None:
     return exponent if factor > 0 and factor & (factor - 1) == 0 and exponent >= 0 else None
 
 
+def is_rescale_by_one(op: Op) -> bool:
+    """Whether ``op`` is a RESCALE by 1; it may move the zero point, and it saturates to its output type."""
+    return op.kind == "RESCALE" and power_of_two(op) == 0
+
+
+def is_identity_rescale(op: Op) -> bool:
+    """Whether ``op`` is a RESCALE by 1 without zero points: it changes no value that fits the output type."""
+    return is_rescale_by_one(op) and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
+
+
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """Remove a RESCALE that changes nothing; merge a RESCALE with an exact widening RESCALE before it.
 
@@ -113,7 +123,7 @@ def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     if np.any(shift < 2) or (k and attrs["rounding_mode"] != "SINGLE_ROUND"):
         return None
     attrs = {**attrs, "shift": shift.astype(np.int8), "input_zp": inner.attrs["input_zp"]}
-    return rewriter.build.emit("RESCALE", inner.inputs, op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit("RESCALE", inner.inputs, op.output.dtype, **attrs)
 
 
 def _cannot_saturate(op: Op, k: int) -> bool:
@@ -163,9 +173,8 @@ def _match_convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DT
         conv = value.producer
         if conv is None or conv.kind not in _CONVOLUTIONS or other.data is None or value.dtype not in dtypes:
             continue
-        has_constants = all(operand.data is not None for operand in conv.inputs[1:])
         is_per_channel = other.size == other.shape[-1] and value.shape == op.output.shape
-        if has_constants and is_per_channel and rewriter.single_use(value):
+        if has_constant_weights(conv) and is_per_channel and rewriter.single_use(value):
             return conv, np.broadcast_to(other.data.reshape(-1), (value.shape[-1],))
     return None
 
@@ -175,7 +184,7 @@ def _replace_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Re
     assert weight is not None
     operands = [constant(weight, conv.inputs[1].dtype), constant(bias, conv.inputs[2].dtype)]
     inputs = [conv.inputs[0], *operands]
-    return rewriter.build.emit(conv.kind, inputs, conv.output.shape, conv.output.dtype, **conv.attrs)
+    return rewriter.build.emit(conv.kind, inputs, conv.output.dtype, **conv.attrs)
 
 
 RULES: dict[str, list[Rule]] = {

@@ -282,7 +282,7 @@ class _GraphWriter:
         if op.kind == "RESHAPE":
             result = self.build.reshape(inputs[0], shape)
         else:
-            result = self.build.emit(op.kind, inputs, shape, op.output.dtype, **permute_attributes(op, mode))
+            result = self.build.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))
         self.written[op.output] = {mode.output: result}
         wanted = [self.transpose_origins[value] for value in op.inputs if value in self.transpose_origins]
         if wanted and mode.output != identity(op.output.rank):

@@ -37,7 +37,7 @@ def matmul_columns(graph: Graph, target: Target) -> None:
             attrs |= {"start": [0, start, 0], "size": [1, op.output.size, 1]}
         if op.kind == "CONCAT":
             attrs["axis"] = 1
-        return b.reshape(b.emit(op.kind, inputs, (1, op.output.size, 1), dtype, **attrs), shape)
+        return b.reshape(b.emit(op.kind, inputs, dtype, **attrs), shape)
 
     if region:
         apply_once(graph, target, {kind: [as_column] for kind in {op.kind for op in region}})

@@ -64,7 +64,7 @@ def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     sunk = [value for value in inputs if value is not None]
     if len(sunk) != len(inputs):
         return None
-    result = rewriter.build.emit(op.kind, sunk, shape, op.output.dtype, **op.attrs)
+    result = rewriter.build.emit(op.kind, sunk, op.output.dtype, **op.attrs)
     return rewriter.build.reshape(result, op.output.shape)
 
 
@@ -81,7 +81,7 @@ def _undo_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewr
     rescale = producer(value, "RESCALE")
     if rescale is not None and rescale.inputs[0].data is not None and not rescale.attrs["per_channel"]:
         inner = _undo_reshape(rescale.inputs[0], old, new, rewriter)
-        return inner and rewriter.build.emit("RESCALE", (inner,), inner.shape, value.dtype, **rescale.attrs)
+        return inner and rewriter.build.emit("RESCALE", (inner,), value.dtype, **rescale.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
         return None  # not free; with one element, the rule would move the RESHAPE to and fro between the operands
     shape = [1] * len(new)
@@ -218,7 +218,7 @@ def tile_to_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
                 inputs[i] = value
     if inputs == op.inputs:
         return None
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def drop_identity(op: Op, rewriter: Rewriter) -> Value | None:

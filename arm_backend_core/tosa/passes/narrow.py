@@ -25,7 +25,7 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     if narrow.dtype.numpy.itemsize >= widened.dtype.numpy.itemsize or not rewriter.single_use(widened):
         return None
     reshaped = rewriter.build.reshape(narrow, op.output.shape)
-    return rewriter.build.emit(widen.kind, (reshaped,), op.output.shape, op.output.dtype, **widen.attrs)
+    return rewriter.build.emit(widen.kind, (reshaped,), op.output.dtype, **widen.attrs)
 
 
 def narrow_weights(graph: Graph, target: Target) -> None:

@@ -13,5 +13,5 @@ def make_outputs_distinct(graph: Graph, target: Target) -> None:
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):
         if value.producer is None or value in seen:
-            graph.outputs[i] = build.emit("IDENTITY", (value,), value.shape, value.dtype)
+            graph.outputs[i] = build.emit("IDENTITY", (value,), value.dtype)
         seen.add(graph.outputs[i])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
+from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.passes.trace import is_rewrite_traced, rule_name, trace_rule
 
 
@@ -15,7 +15,7 @@ class Rewriter:
     """What a rule may ask about the graph, and the builder that it emits operators with."""
 
     def __init__(self, graph: Graph, target: Target) -> None:
-        self.build = Builder(graph, target)
+        self.build = LegalizingBuilder(graph, target)
         self._users = graph.users()
         self._outputs = set(graph.outputs)
 
@@ -59,9 +59,25 @@ def producer(value: Value, kind: str) -> Op | None:
 
 def skip_through(value: Value, *kinds: str) -> Value:
     """The value from which ``value`` results by operators of these kinds alone."""
-    while (op := value.producer) is not None and op.kind in kinds:
+    return trace_back(value, lambda op: op.kind in kinds)[0]
+
+
+def trace_back(value: Value, is_passed: Callable[[Op], bool]) -> tuple[Value, list[Op]]:
+    """Follow first operands back from ``value``, past all operators that ``is_passed``.
+
+    Returns:
+        the value where the walk ends, and the passed operators in execution order.
+    """
+    passed: list[Op] = []
+    while (op := value.producer) is not None and is_passed(op):
+        passed.insert(0, op)
         value = op.inputs[0]
-    return value
+    return value, passed
+
+
+def has_constant_weights(convolution: Op) -> bool:
+    """Whether weight and bias are constant."""
+    return all(operand.data is not None for operand in convolution.inputs[1:])
 
 
 def apply_once(graph: Graph, target: Target, rules: Rules, *, no_swaps: bool = False) -> bool:

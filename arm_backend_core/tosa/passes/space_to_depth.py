@@ -22,6 +22,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
+from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, rewrite_to_fixpoint
 
 Array = np.ndarray[Any, Any]
@@ -165,11 +166,9 @@ def _skip_slice_of_unread_elements(op: Op) -> Value:
 
 def _conv_axes(op: Op, x: Value) -> tuple[_ConvAxis, _ConvAxis]:
     """The axes (height, width) of a CONV2D on ``x``, which may be larger than the operator's own input."""
-    stride, pad = op.attrs["stride"], op.attrs["pad"]
-    shapes = (x.shape[1:3], op.inputs[1].shape[1:3], op.output.shape[1:3])
     rows, columns = (
-        _ConvAxis(input_size, kernel, stride[i], pad[2 * i], output_size)
-        for i, (input_size, kernel, output_size) in enumerate(zip(*shapes, strict=True))
+        _ConvAxis(size, axis.kernel, axis.stride, axis.before, axis.out)
+        for size, axis in zip(x.shape[1:3], window_axes(op), strict=True)
     )
     return rows, columns
 
@@ -220,9 +219,8 @@ class _Convolution:
             "pad": [rows.pad_before, max(rows.pad_after, 0), columns.pad_before, max(columns.pad_after, 0)],
             "stride": [rows.stride, columns.stride],
         }
-        shape = (n, rows.output_size, columns.output_size, weight.shape[0])
         inputs = (x, constant(weight, self.op.inputs[1].dtype), self.op.inputs[2])
-        return self.build.emit("CONV2D", inputs, shape, self.op.output.dtype, **attrs)
+        return self.build.emit("CONV2D", inputs, self.op.output.dtype, **attrs)
 
     @property
     def weight(self) -> Array:

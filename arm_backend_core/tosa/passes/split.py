@@ -14,7 +14,7 @@ import numpy as np
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
 from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.merge import reshape_groups
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, has_constant_weights
 
 #: (start, size) along one dimension.
 Span = tuple[int, int]
@@ -37,8 +37,7 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     *steps, (conv, spans) = path
     result = slice_convolution(conv, spans[-1], rewriter)
     for step, spans in reversed(steps):
-        shape = [size for _, size in spans]
-        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **slice_attributes(step, spans))
+        result = rewriter.build.emit(step.kind, (result,), step.output.dtype, **slice_attributes(step, spans))
     return result
 
 
@@ -97,8 +96,7 @@ def _spans_before_reshape(before: tuple[int, ...], after: tuple[int, ...], spans
 def _is_splittable(conv: Op, spans: list[Span]) -> bool:
     pixels = zip(spans[:-1], conv.output.shape[:-1], strict=True)
     keeps_pixels = all(span == (0, size) for span, size in pixels)
-    constants = all(operand.data is not None for operand in conv.inputs[1:])
-    return keeps_pixels and constants and spans[-1][1] % _MIN_CHANNELS == 0
+    return keeps_pixels and has_constant_weights(conv) and spans[-1][1] % _MIN_CHANNELS == 0
 
 
 def slice_convolution(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
@@ -106,8 +104,7 @@ def slice_convolution(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
     start, size = channels
     x, *operands = conv.inputs
     parts = [constant(_slice_channels(operand.data, start, size), operand.dtype) for operand in operands]
-    shape = (*conv.output.shape[:-1], size)
-    return rewriter.build.emit("CONV2D", (x, *parts), shape, conv.output.dtype, **conv.attrs)
+    return rewriter.build.emit("CONV2D", (x, *parts), conv.output.dtype, **conv.attrs)
 
 
 def slice_attributes(op: Op, spans: list[Span]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from arm_backend_core.tosa.passes.layout_modes import (
     Mode,
     is_free_permutation,
     permute_attributes,
-    permute_shape,
     propagate_layout,
 )
 from arm_backend_core.tosa.passes.merge import equal_without_ones, reshape_groups
@@ -57,8 +56,7 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     mode = Mode((layout,) * len(op.inputs), layout)
     source = transpose.inputs[0]
     inputs = [source if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
-    shape = permute_shape(op.output.shape, layout)
-    result = rewriter.build.emit(op.kind, inputs, shape, op.output.dtype, **permute_attributes(op, mode))
+    result = rewriter.build.emit(op.kind, inputs, op.output.dtype, **permute_attributes(op, mode))
     return rewriter.build.transpose(result, perms)
 
 
@@ -80,7 +78,7 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
     data = data.transpose(0, *(1 + summed_dims.index(dim) for dim in order)).reshape(weight.shape)
     flat = rewriter.build.reshape(transpose.inputs[0], x.shape)
     inputs = [flat, constant(data, weight.dtype), *op.inputs[2:]]
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def _summed_dims_order(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:

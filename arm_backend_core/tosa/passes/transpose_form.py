@@ -92,7 +92,7 @@ def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:
             inputs[i] = rewriter.build.reshape(moved, value.shape)
     if inputs == op.inputs:
         return None
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def transpose_by_convolution(op: Op, rewriter: Rewriter) -> Value | None:

@@ -14,8 +14,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
+from arm_backend_core.tosa.passes.fuse import is_identity_rescale, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
 from arm_backend_core.workers.vela import SUPPORTED_RELEASES, Release
 
@@ -43,7 +43,7 @@ def emit_copy(x: Value, b: Builder) -> Value:
 def copy_result(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """Emit the operator again, and a copy of its result."""
     b = rewriter.build
-    return emit_copy(b.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs), b)
+    return emit_copy(b.emit(op.kind, op.inputs, op.output.dtype, **op.attrs), b)
 
 
 def copy_operands_where(
@@ -67,7 +67,7 @@ def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewrite
 
 def _copy_operands(op: Op, operands: Sequence[int], rewriter: Rewriter) -> Value:
     inputs = [emit_copy(value, rewriter.build) if i in operands else value for i, value in enumerate(op.inputs)]
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return rewriter.build.emit(op.kind, inputs, op.output.dtype, **op.attrs)
 
 
 def _match_narrowing_cast(op: Op, rewriter: Rewriter) -> int | None:
@@ -130,11 +130,7 @@ def _value_bounds(value: Value, depth: int = 8) -> tuple[float, float]:
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
     if op is not None and depth and op.kind in ("MUL", "ARITHMETIC_RIGHT_SHIFT") and op.inputs[1].size == 1:
         return _bounds_of_mul_or_shift(op, _value_bounds(op.inputs[0], depth - 1))
-    if (
-        op is not None
-        and depth
-        and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_identity_rescale(op)))
-    ):
+    if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or is_identity_rescale(op)):
         low, high = _value_bounds(op.inputs[0], depth - 1)
         if least <= low and high <= most:
             return low, high
@@ -156,11 +152,6 @@ def _bounds_of_mul_or_shift(op: Op, operand: tuple[float, float]) -> tuple[float
     ):
         return least, most
     return int(least) >> int(shift.flat[0]), int(most) >> int(shift.flat[0])
-
-
-def _is_identity_rescale(op: Op) -> bool:
-    """Whether a RESCALE is by 1 without zero points: it changes no value that fits the output type."""
-    return power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -215,18 +206,16 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     Also past IDENTITY, RESHAPE and RESCALEs by 1. Vela makes one MAX pool with ``OFM_SCALE``. These NPUs do not scale a
     maximum: the RESCALE is lost.
     """
-    x = op.inputs[0]
     if op.attrs["input_zp"] or op.attrs["output_unsigned"] or power_of_two(op) == 0:
         return False
-    while (before := x.producer) is not None and rewriter.single_use(x):
-        if before.kind in ("MAX_POOL2D", "REDUCE_MAX"):
-            return before.output.dtype is op.output.dtype
-        if before.kind not in ("IDENTITY", "RESHAPE") and not (
-            before.kind == "RESCALE" and _is_identity_rescale(before)
-        ):
-            return False
-        x = before.inputs[0]
-    return False
+
+    def is_passed(before: Op) -> bool:
+        keeps_values = before.kind in ("IDENTITY", "RESHAPE") or is_identity_rescale(before)
+        return keeps_values and rewriter.single_use(before.output)
+
+    maximum, _ = trace_back(op.inputs[0], is_passed)
+    is_maximum = maximum.producer is not None and maximum.producer.kind in ("MAX_POOL2D", "REDUCE_MAX")
+    return is_maximum and rewriter.single_use(maximum) and maximum.dtype is op.output.dtype
 
 
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
@@ -243,7 +232,7 @@ def _rescale_product(op: Op, match: bool, rewriter: Rewriter) -> Value:
     b, x, zero_point = rewriter.build, op.inputs[0], op.attrs["input_zp"]
     x = b.rescale(x, DType.INT32, 1.0, zero_point) if zero_point else x
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **op.attrs | {"input_zp": 0})
+    return b.emit("RESCALE", (product,), op.output.dtype, **op.attrs | {"input_zp": 0})
 
 
 @dataclass(frozen=True)
@@ -270,9 +259,9 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     scale and shifts the other left by 14 (int16) or 19 (int8) bits, whatever that scale is. This is correct only if the
     larger scale is 2**14 or 2**19. RESHAPE and TRANSPOSE after the sum are skipped, since Vela may remove them.
     """
-    x = op.inputs[0]
-    while rewriter.single_use(x) and x.producer is not None and x.producer.kind in ("RESHAPE", "TRANSPOSE"):
-        x = x.producer.inputs[0]
+    x, _ = trace_back(
+        op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.single_use(move.output)
+    )
     total = x.producer
     if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(x):
         return None
@@ -297,7 +286,7 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     total, terms, factors, doublings = match.total, match.terms, match.factors, match.doublings
     b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
     if op.inputs[0] is not total.output:
-        return b.emit("RESCALE", (emit_copy(op.inputs[0], b),), op.output.shape, op.output.dtype, **attrs)
+        return b.emit("RESCALE", (emit_copy(op.inputs[0], b),), op.output.dtype, **attrs)
     shift = np.asarray(attrs["shift"]) + doublings
     if large & (large - 1) == 0 and shift[0] <= 62 and attrs["rounding_mode"] == "SINGLE_ROUND":
         attrs["shift"] = shift.astype(np.int8)
@@ -305,8 +294,8 @@ def _enlarge_scales(op: Op, match: _ScaledSum, rewriter: Rewriter) -> Value:
     else:
         widened = _rescale_operand(terms[1], 1, b)
         operands = [total.inputs[0], b.mul(widened, broadcast_constant(widened, factors[1], DType.INT32, b))]
-    result = b.emit(total.kind, operands, total.output.shape, DType.INT32)
-    return b.emit("RESCALE", (result,), op.output.shape, op.output.dtype, **attrs)
+    result = b.emit(total.kind, operands, DType.INT32)
+    return b.emit("RESCALE", (result,), op.output.dtype, **attrs)
 
 
 def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[list[Op], list[int]] | None:
@@ -340,7 +329,7 @@ def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[lis
 
 def _first_of_merged_rescales(term: Op, rewriter: Rewriter) -> Op:
     """The first of consecutive RESCALEs that Vela merges: all behind it are by 1."""
-    while _is_identity_rescale(term) and rewriter.single_use(term.inputs[0]):
+    while is_identity_rescale(term) and rewriter.single_use(term.inputs[0]):
         before = producer(term.inputs[0], "RESCALE")
         if before is None:
             break
@@ -363,7 +352,7 @@ def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
     source, dtype = op.inputs[0], op.output.dtype
     if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
         return False
-    return not (_is_identity_rescale(op) and _fits(source, dtype)) and _is_widened_again(
+    return not (is_identity_rescale(op) and _fits(source, dtype)) and _is_widened_again(
         op.output, rewriter, scaled=scaled
     )
 
@@ -377,7 +366,7 @@ def _preserve_clipping(op: Op, match: bool, rewriter: Rewriter) -> Value:
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, match, rewriter)
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
-    return rewriter.build.emit("RESCALE", op.inputs, op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit("RESCALE", op.inputs, op.output.dtype, **attrs)
 
 
 def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
@@ -420,13 +409,10 @@ def _is_unclipped_move(op: Op, rewriter: Rewriter) -> bool:
 
     Vela merges them, also past a RESCALE by 1 to int32, into one RESCALE that clips only at the end.
     """
-    x = skip_through(op.inputs[0], "RESHAPE")
-    while (
-        (widening := producer(x, "RESCALE")) is not None
-        and _is_identity_rescale(widening)
-        and widening.output.dtype is DType.INT32
-    ):
-        x = skip_through(widening.inputs[0], "RESHAPE")
+    x, _ = trace_back(
+        op.inputs[0],
+        lambda step: step.kind == "RESHAPE" or (is_identity_rescale(step) and step.output.dtype is DType.INT32),
+    )
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
@@ -440,7 +426,7 @@ def _may_clip(op: Op) -> bool:
     """
     source, (low, high) = op.inputs[0], op.output.dtype.range
     if source.dtype.bytes > op.output.dtype.bytes:
-        return not (_is_identity_rescale(op) and _fits(source, op.output.dtype))
+        return not (is_identity_rescale(op) and _fits(source, op.output.dtype))
     scale = float(rescale_factors(op).max())
     ends = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
     return min(ends) < low or max(ends) > high
@@ -468,7 +454,7 @@ def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
     flat = (prod(shape[:-3]), *shape[-3:])
     parts = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
     inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
-    return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
+    return b.reshape(b.emit(op.kind, inputs, op.output.dtype, **op.attrs), shape)
 
 
 def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
@@ -481,11 +467,9 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
     """
     users, biases_by_weights, found = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
-        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D"):
+        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or not has_constant_weights(op):
             continue
         _, weight, bias = op.inputs
-        if weight.data is None or bias.data is None:
-            continue
         match users.get(op.output, ()):
             case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
                 scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
@@ -534,7 +518,7 @@ def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
         np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype
     )
     attrs = {**op.attrs, "out_pad": out_pad}
-    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.shape, op.output.dtype, **attrs)
+    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.dtype, **attrs)
 
 
 SCALED_MAXIMUM = Workaround("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _rescale_product, releases=((5, 1),))

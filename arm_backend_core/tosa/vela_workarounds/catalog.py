@@ -12,18 +12,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.permutation import identity
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.element_order import restores_order
+from arm_backend_core.tosa.passes.fuse import is_rescale_by_one
+from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.merge import equal_without_ones
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once, producer, skip_through
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds import arithmetic, rescales, shapes, tables
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copy_operands_where, emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround, is_needed
@@ -140,10 +141,8 @@ def _find_returned_masks(graph: Graph, target: Target) -> list[int]:
     """
     users, found = graph.users(), []
     for i, value in enumerate(graph.outputs):
-        shared, source = value in users, value
-        while (op := source.producer) is not None and op.kind in ("IDENTITY", "RESHAPE"):
-            source = op.inputs[0]
-            shared = shared or len(users[source]) > 1
+        source, views = trace_back(value, lambda op: op.kind in ("IDENTITY", "RESHAPE"))
+        shared = value in users or any(len(users[view.inputs[0]]) > 1 for view in views)
         if shared and source.data is None and value.dtype is DType.BOOL:
             found.append(i)
     return found
@@ -184,17 +183,13 @@ def _find_returned_views(graph: Graph, target: Target) -> list[int]:
 def _has_cancelling_transposes(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
     """Whether a chain of TRANSPOSEs that starts at ``value`` restores its element order."""
     source = skip_through(value, "IDENTITY")
-    identity_order = np.arange(source.size, dtype=np.int32)
-    pending = [(source, identity_order)]
-    for tensor, order in pending:  # the loop appends to it
+    pending: list[tuple[Value, list[Op]]] = [(source, [])]
+    for tensor, moves in pending:  # the loop appends to it
         for op in users.get(tensor, ()):
-            if op.kind == "TRANSPOSE":
-                permuted = order.reshape(tensor.shape).transpose(op.attrs["perms"]).ravel()
-                if np.array_equal(permuted, identity_order):
-                    return True
-                pending.append((op.output, permuted))
-            elif op.kind == "RESHAPE":
-                pending.append((op.output, order))
+            if op.kind == "TRANSPOSE" and restores_order(source, [*moves, op]):
+                return True
+            if op.kind in ("TRANSPOSE", "RESHAPE"):
+                pending.append((op.output, [*moves, op]))
     return False
 
 
@@ -207,36 +202,27 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
     axes: Sequence[int] = rewriter.build.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
         return True
-    while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
-        if not equal_without_ones(value.shape, before.inputs[0].shape) or (
-            before.kind == "RESCALE" and power_of_two(before) != 0
-        ):
-            return False
-        if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # Vela counts the axis in the SLICE's rank
-            axes = range(-6, 0)
-        value = before.inputs[0]
-    if before is None or before.kind != "SLICE":
+
+    def is_passed(before: Op) -> bool:
+        keeps_shape = equal_without_ones(before.output.shape, before.inputs[0].shape)
+        return keeps_shape and (before.kind == "RESHAPE" or is_rescale_by_one(before))
+
+    value, views = trace_back(value, is_passed)
+    if any(view.kind == "RESHAPE" for view in views) and (axes or "axis" in op.attrs):
+        axes = range(-6, 0)  # Vela counts the axis in the SLICE's rank
+    part = producer(value, "SLICE")
+    if part is None:
         return False
-    whole = before.inputs[0].shape
+    whole = part.inputs[0].shape
     return any(-axis <= value.rank and whole[axis] != value.shape[axis] for axis in axes)
 
 
 def _is_slice_behind_cancelling_transposes(value: Value) -> bool:
     """Whether the TRANSPOSEs between a SLICE and ``value`` undo each other, so that Vela removes all of them."""
-    part, views = value, []
-    while (before := part.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "TRANSPOSE"):
-        if before.kind == "RESCALE" and power_of_two(before) != 0:
-            return False
-        views.append(before)
-        part = before.inputs[0]
-    if before is None or before.kind != "SLICE" or all(view.kind != "TRANSPOSE" for view in views):
-        return False
-    identity_order = np.arange(part.size, dtype=np.int32)
-    order = identity_order
-    for view in reversed(views):
-        if view.kind == "TRANSPOSE":
-            order = order.reshape(view.inputs[0].shape).transpose(view.attrs["perms"])
-    return np.array_equal(order.ravel(), identity_order)
+    part, views = trace_back(value, lambda op: op.kind in ("RESHAPE", "TRANSPOSE") or is_rescale_by_one(op))
+    moves = [view for view in views if view.kind != "RESCALE"]
+    has_transpose = any(move.kind == "TRANSPOSE" for move in moves)
+    return has_transpose and producer(part, "SLICE") is not None and restores_order(part, moves)
 
 
 def _reduces_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -323,20 +309,17 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     Vela then uses the other shape for SELECT: it broadcasts [1, 80, 1] with [80] to 6,400 elements. SELECT of a copy
     has one shape. Results of the program count as read so, since the caller may reshape them.
     """
-    views, producers = [value], set[Op]()
-    while (view := producer(views[-1], "RESHAPE")) is not None:
-        views.append(view.inputs[0])
-        producers.add(view)
+    source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
+    views = [value, *(view.inputs[0] for view in producers)]
     readers = {reader for view in views for reader in rewriter.users(view) or () if _is_view(reader)}
-    return rewriter.users(views[-1]) is None or not readers <= producers
+    return rewriter.users(source) is None or not readers <= {*producers}
 
 
 def _is_view(op: Op) -> bool:
     """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
-    if op.kind != "TRANSPOSE":
-        return op.kind == "RESHAPE"
-    moved_axes = [axis for axis in op.attrs["perms"] if op.inputs[0].shape[axis] > 1]
-    return moved_axes == sorted(moved_axes)
+    x = op.inputs[0]
+    is_free = op.kind == "TRANSPOSE" and is_free_permutation(x.shape, identity(x.rank), tuple(op.attrs["perms"]))
+    return op.kind == "RESHAPE" or is_free
 
 
 def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -382,7 +365,7 @@ def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:
 
 def _wait_for_gather(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """Emit a copy of the result directly after the GATHER: the copy waits for the DMA."""
-    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
+    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.dtype, **op.attrs)
     return emit_copy(gathered, rewriter.build)
 
 

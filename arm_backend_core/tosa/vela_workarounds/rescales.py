@@ -14,9 +14,9 @@ from functools import partial
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import is_rescale_by_one, power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.merge import equal_without_ones
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.arithmetic import (
     DATA_MOVEMENT,
     broadcast_constant,
@@ -57,9 +57,7 @@ def _reads_part(op: Op, rewriter: Rewriter) -> bool:
     """
     if not _has_int32(op):
         return False
-    part = op.inputs[0]
-    while (view := part.producer) is not None and (_is_size_one_reshape(view) or _merges_with(view, op, rewriter)):
-        part = view.inputs[0]
+    part, _ = trace_back(op.inputs[0], lambda view: _is_size_one_reshape(view) or _merges_with(view, op, rewriter))
     if producer(part, "SLICE") is None and _find_partitioned_producer(op, rewriter) is None:
         return False
     readers = rewriter.users(op.output)
@@ -81,11 +79,11 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
 
     Also past RESHAPEs and RESCALEs that merge with this one.
     """
-    value = op.inputs[0]
-    while rewriter.single_use(value) and (view := value.producer) is not None:
-        if view.kind != "RESHAPE" and not _merges_with(view, op, rewriter):
-            break
-        value = view.inputs[0]
+
+    def is_passed(view: Op) -> bool:
+        return rewriter.single_use(view.output) and (view.kind == "RESHAPE" or _merges_with(view, op, rewriter))
+
+    value, _ = trace_back(op.inputs[0], is_passed)
     join = value.producer
     if join is None or not rewriter.single_use(value):
         return None
@@ -199,11 +197,9 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
     The producer has no scale. The fused operation clips the result to the producer's narrower type. Also past RESHAPE,
     CONCAT and a RESCALE by 1 to more bits.
     """
-    x = op.inputs[0]
     if op.attrs["input_zp"] or not _scale_exceeds_one(op):
         return False
-    while rewriter.single_use(x) and (before := _skippable_producer(x)) is not None:
-        x = before.inputs[0]
+    x, _ = trace_back(op.inputs[0], lambda before: rewriter.single_use(before.output) and _is_skippable(before))
     if x.producer is None or not rewriter.single_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
@@ -211,13 +207,11 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
     return any(one is not None and (one.kind != "MAX_POOL2D" or _fuses_into_maximum(rewriter)) for one in clipping)
 
 
-def _skippable_producer(value: Value) -> Op | None:
-    """The producer of ``value`` if it moves elements or is a RESCALE by 1 to more bits; else None."""
-    op = value.producer
-    if op is None or (op.kind in DATA_MOVEMENT and op.kind != "CONCAT"):
-        return op
-    widens = op.output.dtype.bytes > op.inputs[0].dtype.bytes
-    return op if op.kind == "RESCALE" and power_of_two(op) == 0 and not op.attrs["input_zp"] and widens else None
+def _is_skippable(op: Op) -> bool:
+    """Whether ``op`` moves elements or is a RESCALE by 1 to more bits."""
+    if op.kind != "RESCALE":
+        return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
+    return power_of_two(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
 
 
 def _fuses_unclipped(op: Op, rewriter: Rewriter) -> bool:
@@ -238,7 +232,7 @@ def _fuses_unclipped(op: Op, rewriter: Rewriter) -> bool:
 
 def _cannot_scale(op: Op | None) -> bool:
     """Whether Vela fuses a scale into ``op`` that ``op`` does not apply; a RESCALE by 1 stands for its producer."""
-    return op is not None and (op.kind in _CLIPS_TO_OWN_TYPE or (op.kind == "RESCALE" and power_of_two(op) == 0))
+    return op is not None and (op.kind in _CLIPS_TO_OWN_TYPE or is_rescale_by_one(op))
 
 
 def _fuses_into_maximum(rewriter: Rewriter) -> bool:
@@ -264,7 +258,7 @@ def _is_fused_into_unscaled(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...
 def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
     """Whether an operator of these kinds reads the RESCALE ``op``, also past RESCALEs by 1, which merge with it."""
     readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
-    merged = [reader for reader in readers if reader.kind == "RESCALE" and power_of_two(reader) == 0]
+    merged = [reader for reader in readers if is_rescale_by_one(reader)]
     return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in merged)
 
 
@@ -340,8 +334,7 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela may fuse a RESCALE into the producer of its operand, whose only reader it is."""
     x = value.producer.inputs[0] if value.producer is not None else value
-    while rewriter.single_use(x) and (view := producer(x, "RESHAPE")) is not None:
-        x = view.inputs[0]
+    x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.single_use(view.output))
     return rewriter.single_use(x) and x.producer is not None and x.producer.kind not in _NEVER_RESCALES
 
 
@@ -358,11 +351,11 @@ def _copy_operand(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """
     b, x, attrs = rewriter.build, op.inputs[0], op.attrs
     if x.dtype not in _NARROW or attrs["input_zp"] != 0:
-        return b.emit("RESCALE", (emit_copy(x, b),), op.output.shape, op.output.dtype, **attrs)
+        return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
     product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
     if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
         return product
-    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **attrs)
+    return b.emit("RESCALE", (product,), op.output.dtype, **attrs)
 
 
 def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:

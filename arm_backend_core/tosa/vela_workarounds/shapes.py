@@ -35,7 +35,7 @@ def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:
     """The TABLE or CLAMP in rank 3, as one image, which Vela does not split."""
     b, x = rewriter.build, op.inputs[0]
     flat = (prod(x.shape[:-2]), *x.shape[-2:])
-    return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
+    return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), op.output.dtype, **op.attrs), x.shape)
 
 
 def _is_slice_of_other_rank(op: Op, rewriter: Rewriter, *, single_image: bool = False) -> bool:
@@ -147,7 +147,7 @@ def _pad_dilated(op: Op, match: bool, rewriter: Rewriter) -> Value:
     pad = attrs["pad"]
     padding = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
     image, attrs["pad"] = b.pad(image, padding, attrs["input_zp"]), [0] * len(pad)
-    return b.emit(op.kind, (emit_copy(image, b), *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
+    return b.emit(op.kind, (emit_copy(image, b), *op.inputs[1:]), op.output.dtype, **attrs)
 
 
 def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:

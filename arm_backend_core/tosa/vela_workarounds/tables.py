@@ -40,9 +40,7 @@ def _duplicate_matmul_column(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if all(user.kind != "MATMUL" for user in rewriter.users(x) or []):
         return None
-    duplicate = b.emit(
-        arithmetic.kind, arithmetic.inputs, arithmetic.output.shape, arithmetic.output.dtype, **arithmetic.attrs
-    )
+    duplicate = b.emit(arithmetic.kind, arithmetic.inputs, arithmetic.output.dtype, **arithmetic.attrs)
     return b.reshape(_emit_unary_steps([rescale], duplicate, b), op.output.shape)
 
 
@@ -92,8 +90,7 @@ def _split_into_halves(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
     middle, halves = shape[axis] // 2, []
     for bounds in ((0, middle), (middle, shape[axis])):
         inputs = [_slice_operand(value, axis, bounds, rewriter) for value in steps[0].inputs]
-        half_shape = (*shape[:axis], bounds[1] - bounds[0], *shape[axis + 1 :])
-        first = b.emit(steps[0].kind, inputs, half_shape, steps[0].output.dtype, **steps[0].attrs)
+        first = b.emit(steps[0].kind, inputs, steps[0].output.dtype, **steps[0].attrs)
         halves.append(_emit_unary_steps(steps[1:], first, b))
     return b.reshape(b.concat(halves, axis), op.output.shape)
 
@@ -166,7 +163,7 @@ def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
 def _emit_unary_steps(steps: list[Op], value: Value, b: Builder) -> Value:
     """Emit copies of the unary operators ``steps``; the first one reads ``value``."""
     for step in steps:
-        value = b.emit(step.kind, (value,), value.shape, step.output.dtype, **step.attrs)
+        value = b.emit(step.kind, (value,), step.output.dtype, **step.attrs)
     return value
 
 
