@@ -35,7 +35,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     from arm_recipes.explore.sweep.result_store import ResultStore
     from arm_recipes.explore.sweep.sweep import capture_model
     from arm_recipes.explore.tune.data_split import split_samples
-    from arm_recipes.explore.tune.evaluator import PlanEvaluator
+    from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
     from tests.models import zoo
 
     entry = zoo.build(name, samples=3 * _EACH)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +13,14 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, decibels, sum_errors, sum_losses
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
-from arm_recipes.comparison.accuracy import Accuracy, Metric, compute_metric, compute_top1_accuracy
+from arm_recipes.comparison.accuracy import (
+    Accuracy,
+    Metric,
+    check_metric,
+    compute_metric,
+    compute_top1_accuracy,
+    run_model,
+)
 from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
 from arm_recipes.comparison.dispatch import run_samples
 from arm_recipes.comparison.interpreter_plan import (
@@ -161,8 +167,7 @@ def _count_layer_samples(layers: bool | int, has_layers: bool, samples: int) -> 
 def _check_arguments(metric: Any, layers: Any, workers: Any) -> None:
     if not isinstance(layers, int) or layers < 0:
         raise ValueError(f"layers: {layers!r} is neither a bool nor a number of samples")
-    if metric is not None and not callable(metric):
-        raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+    check_metric(metric)
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError(f"workers: {workers!r} is not a number of processes; give 1 or more, or None")
 
@@ -271,17 +276,9 @@ def _run_model(result: Artifact, method: str, samples: ComparisonSamples) -> lis
     """Run the captured program in PyTorch; written-back inputs are not compared and yield None."""
     original = result.float_reference.float_programs.get(method)
     captured = result.exported_programs[method] if original is None else original.program
-    model = copy.deepcopy(captured).module(check_guards=False)
     count = len(_find_method(result, method).outputs)
-    results: list[list[Any] | None] = []
-    for sample in samples.samples:
-        with torch.no_grad():
-            outputs = [
-                x.clone() if isinstance(x, torch.Tensor) else x
-                for x in pytree.tree_leaves(model(*sample, **sample.keywords))
-            ]
-        results.append([None] * (count - len(outputs)) + outputs)
-    return results
+    outputs = map(pytree.tree_leaves, run_model(captured, samples.samples))
+    return [[None] * (count - len(leaves)) + leaves for leaves in outputs]
 
 
 def _graph_difference_notes(

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
 from arm_recipes.cli import main
-from arm_recipes.explore.tune import accuracy, evaluator, path, regions
+from arm_recipes.comparison import accuracy
+from arm_recipes.explore.tune import path, plan_evaluator, regions
 from arm_recipes.explore.tune.path import Choice
 from arm_recipes.explore.tune.regions import Region
 
@@ -158,7 +159,7 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     def never(*args: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(evaluator, "compile_delegates", never)
+    monkeypatch.setattr(plan_evaluator, "compile_delegates", never)
     assert tuned.verified is not None
     rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
     monkeypatch.setattr(accuracy.Evaluator, "rate_outputs", lambda self, outputs: rating)

@@ -23,14 +23,14 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
+from arm_recipes.comparison.accuracy import Metric, check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.explore.tune import goals, path
-from arm_recipes.explore.tune.accuracy import Metric
 from arm_recipes.explore.tune.candidate import Candidate
 from arm_recipes.explore.tune.cost import ProgramCost
 from arm_recipes.explore.tune.data_split import split_samples
-from arm_recipes.explore.tune.evaluator import PlanEvaluator
+from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
 from arm_recipes.explore.tune.regions import (
     PrecisionPlan,
     Region,
@@ -106,8 +106,7 @@ def tune(
     check_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
     goals.check_goal(budget, min_metric, max_drop)
-    if metric is not None and not callable(metric):
-        raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+    check_metric(metric)
     if max_drop is not None and metric is None:
         raise ValueError("max_drop: the SQNR of the floating-point model is infinite; use min_metric")
     precisions = _candidate_precisions(recipe, candidate_precisions, budget)

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes._internal.parallel import in_parallel
+from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import Figures
-from arm_recipes.explore.tune.accuracy import Evaluator, Rating
 from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
 
