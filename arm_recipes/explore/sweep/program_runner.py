@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
@@ -15,6 +13,7 @@ from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.configurations import Configuration
 from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.explore.sweep.result_store import ResultStore
+from arm_recipes.pipeline.cache.digest import Digest
 from arm_recipes.pipeline.export import run_export
 from arm_recipes.samples.sample import Inputs
 
@@ -69,13 +68,8 @@ class ProgramRunner:
 
 def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:
     """Return the cache key of a program's outputs: a hash of the program and its samples."""
-    digest = hashlib.sha256(buffer)
+    digest = Digest()
+    digest.add(buffer)
     for sample in samples:
-        leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
-        digest.update(str(spec).encode())
-        for leaf in leaves:
-            is_tensor = isinstance(leaf, torch.Tensor)
-            digest.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode() if is_tensor else repr(leaf).encode())
-            if is_tensor:
-                digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.add_sample(sample)
     return digest.hexdigest()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
@@ -23,6 +22,7 @@ from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import Figures
 from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
+from arm_recipes.pipeline.cache.digest import Digest
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -184,23 +184,17 @@ def _without_warnings() -> Iterator[None]:
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
     """Hash the model, recipe, calibration samples and tool versions. The keys of ratings include the hash."""
-    digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
-    for package in ("arm-recipes", "torch", "ethos-u-vela"):
-        digest.update(version(package).encode())
-    digest.update(str(program.graph).encode())
-    _update_digest(digest, [*program.state_dict.values(), *program.constants.values()])
-    digest.update(_samples_digest(calibration).encode())
+    digest = Digest()
+    digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
+    digest.add(str(program.graph))
+    for constant in (*program.state_dict.values(), *program.constants.values()):
+        digest.add(constant.cpu() if isinstance(constant, torch.Tensor) else repr(constant))
+    digest.add(_samples_digest(calibration))
     return digest.hexdigest()
 
 
-def _samples_digest(samples: Sequence[Inputs]) -> str:
-    digest = hashlib.sha256()
-    _update_digest(digest, [(tuple(sample), sample.keywords) for sample in samples])
+def _samples_digest(samples: Iterable[Inputs]) -> str:
+    digest = Digest()
+    for sample in samples:
+        digest.add_sample(sample)
     return digest.hexdigest()
-
-
-def _update_digest(digest: Any, values: Any) -> None:
-    for leaf in pytree.tree_leaves(values):
-        digest.update(repr((leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf).encode())
-        if isinstance(leaf, torch.Tensor):
-            digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
