@@ -230,14 +230,14 @@ def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], t
     copied = Path(shutil.copy(file, tmp_path))
     assert Store(tmp_path).read(copied.stem) is not None
     _spoiled(copied, how)
-    with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content is not what was written"):
+    with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content does not match its digest"):
         Store(tmp_path).read(copied.stem)
 
 
 def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
     (file,) = made[0].glob("*.export")
     _spoiled(Path(shutil.copy(file, tmp_path)), "cut")
-    with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content is not what was written"):
+    with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content does not match its digest"):
         again = _export(tmp_path)
     assert again.buffer == made[1].buffer
     assert "ignored and replaced" in again.report.notes[-1]
