@@ -11,7 +11,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, decibels, sum_errors, sum_losses
+from arm_backend_core.quantization.diagnostics.error_metrics import (
+    ErrorSums,
+    IsolatedErrorSums,
+    decibels,
+    sum_errors,
+    sum_isolated_errors,
+)
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes.comparison.accuracy import (
     Accuracy,
@@ -30,7 +36,7 @@ from arm_recipes.comparison.interpreter_plan import (
     UnsupportedProgramError,
     dequantize_constant,
 )
-from arm_recipes.comparison.result import WORST_COUNT, Comparison, LayerGap, OutputGap, OwnLoss
+from arm_recipes.comparison.result import WORST_COUNT, Comparison, IsolatedError, LayerGap, OutputGap
 from arm_recipes.comparison.samples import ComparisonSamples, prepare_program_samples, prepare_samples
 from arm_recipes.comparison.worker_job import ComparisonJob, ProgramSpec, SampleResult, WorkItem, measure_layer_effects
 from arm_recipes.pipeline.artifact import Artifact
@@ -357,26 +363,30 @@ def _layer_gaps(
         if not parts:
             continue
         gap = _layer_gap(compared, parts, tapped)
-        losses = sum_losses(result.losses[compared.name] for result in results if compared.name in result.losses)
-        if compared.grid is not None and losses.count:
+        errors = _isolated_errors(compared, results)
+        if compared.grid is not None and errors.count:
             weights = tuple(_quantized_constant(plan, name, original) for name in compared.weights)
             calibrated = ranges.get(compared.name)
-            own = OwnLoss(
-                sqnr=decibels(losses.signal, losses.noise),
-                max_error=losses.max_error,
-                clipped=losses.clipped / losses.count,
+            isolated = IsolatedError(
+                sqnr=decibels(errors.signal, errors.noise),
+                max_error=errors.max_error,
+                clipped=errors.clipped / errors.count,
                 range=compared.grid.bounds,
-                values=(losses.low, losses.high),
+                values=(errors.low, errors.high),
                 calibrated=calibrated,
-                p999=losses.p999,
+                p999=errors.p999,
                 output=output_sqnr.get(compared.name),
                 advice=LayerDiagnosis(
-                    losses, compared.grid, compared.is_fixed, calibrated, weights, compared.readers
+                    errors, compared.grid, compared.is_fixed, calibrated, weights, compared.readers
                 ).advice,
             )
-            gap = replace(gap, own=own, weights=weights)
+            gap = replace(gap, isolated=isolated, weights=weights)
         gaps.append(gap)
     return gaps
+
+
+def _isolated_errors(tensor: ComparedTensor, results: Sequence[SampleResult]) -> IsolatedErrorSums:
+    return sum_isolated_errors(result.isolated[tensor.name] for result in results if tensor.name in result.isolated)
 
 
 def _isolated_output_sqnr(
@@ -385,14 +395,11 @@ def _isolated_output_sqnr(
     """Measure the first output's SQNR with one layer quantized, for each of the worst isolated layers."""
     if plan.has_state:
         return {}
-    losses_by_tensor = {
-        compared: sum_losses(result.losses[compared.name] for result in results if compared.name in result.losses)
-        for compared in plan.tensors
+    errors_by_tensor = {compared: _isolated_errors(compared, results) for compared in plan.tensors}
+    sqnr_by_tensor = {
+        compared: decibels(errors.signal, errors.noise) for compared, errors in errors_by_tensor.items() if errors.count
     }
-    own = {
-        compared: decibels(losses.signal, losses.noise) for compared, losses in losses_by_tensor.items() if losses.count
-    }
-    worst = sorted(own, key=lambda compared: own[compared])[:WORST_COUNT]
+    worst = sorted(sqnr_by_tensor, key=lambda compared: sqnr_by_tensor[compared])[:WORST_COUNT]
     sums: dict[str, list[ErrorSums]] = {compared.name: [] for compared in worst}
     for sample in inputs[:_EFFECT_SAMPLES]:
         for name, part in measure_layer_effects(plan, worst, sample).items():

@@ -60,7 +60,7 @@ class LayerAccuracy(Protocol):
         """Error of the layer's output."""
 
     @property
-    def own(self) -> ErrorSummary | None:
+    def isolated(self) -> ErrorSummary | None:
         """Error that the layer itself adds; None if it is unknown."""
 
 
@@ -268,7 +268,10 @@ def _gap(layer: LayerAccuracy) -> dict[str, Any]:
     row = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {
         "source": short_source(layer.source)
     }
-    return row | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
+    return row | {
+        "sqnr": _finite(layer.gap.sqnr),
+        "isolated": None if layer.isolated is None else _finite(layer.isolated.sqnr),
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -50,7 +50,7 @@ class PlanEvaluator:
         self.program, self.recipe, self.default_precision, self.split = program, recipe, default_precision, split
         self._store = store
         self._content = _content_digest(program, recipe, split.calibration)
-        evaluators = (split.search, split.test)
+        evaluators = (split.search_evaluator, split.test_evaluator)
         self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
         self._costs: dict[str, ProgramCost | str] = {}
@@ -66,11 +66,11 @@ class PlanEvaluator:
         Raises:
             ExportError, ArmBackendError: the program cannot be quantized with this plan.
         """
-        return self._rate(plan, self.split.search)
+        return self._rate(plan, self.split.search_evaluator)
 
     def rate_on_test(self, plan: PrecisionPlan) -> Rating:
         """Rate the plan's quantized program on the test samples; raises as ``rate_on_search``."""
-        return self._rate(plan, self.split.test)
+        return self._rate(plan, self.split.test_evaluator)
 
     def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
         key = self._key(plan, self._samples_digests[evaluator])
