@@ -125,12 +125,13 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
     made = [
         build_network(
-            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)]
+            trace,
+            [cost for cost in report.layers if (cost.method, cost.delegate) == (trace.method, trace.record.name)],
         )
-        for name, delegate in pairs
+        for method in report.methods
+        for trace in method.traces
     ]
     networks = [graph for graph in made if graph is not None]
     data = {
