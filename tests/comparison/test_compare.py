@@ -22,8 +22,7 @@ from arm_backend_core.quantization.diagnostics.error_metrics import decibels
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes._internal.rendering import to_jsonable
-from arm_recipes.comparison import worker
-from arm_recipes.comparison.compare import _program_spec
+from arm_recipes.comparison import program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
@@ -447,9 +446,24 @@ def test_on_a_dask_cluster() -> None:
     assert list(workers.values()) == [1, 1]
 
 
+def test_a_program_is_lowered_for_its_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, lowered, tap = small(INT8), [], program_specs.tap_delegates
+
+    def counted(*arguments: Any) -> Any:
+        lowered.append(arguments)
+        return tap(*arguments)
+
+    monkeypatch.setattr(program_specs, "tap_delegates", counted)
+    result.comparison_specs.clear()  # of other tests
+    first = result.compare(images(2), workers=1)
+    assert result.compare(images(2), workers=1).layers == first.layers
+    assert result.compare(images(2), workers=1, layers=False).outputs == first.outputs
+    assert len(lowered) == 1
+
+
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = small(INT8)
-    side, _ = _program_spec(result, result.report.methods[0], True)
+    side, _ = program_specs.make_export_spec(result, result.report.methods[0], True)
     job = np.frombuffer(pickle.dumps(ComparisonJob(side, None)), np.uint8)
     read, loads = [], pickle.loads
 
