@@ -10,10 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.quantization.diagnostics.error_metrics import (
-    ErrorSums,
-    sum_errors,
-)
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, sum_errors
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes.comparison.accuracy import (
     Accuracy,
@@ -24,12 +21,9 @@ from arm_recipes.comparison.accuracy import (
     run_model,
 )
 from arm_recipes.comparison.dispatch import run_samples
-from arm_recipes.comparison.interpreter_plan import (
-    InterpreterPlan,
-    PlanInterpreter,
-    UnsupportedProgramError,
-)
+from arm_recipes.comparison.interpreter_plan import InterpreterPlan, UnsupportedProgramError
 from arm_recipes.comparison.layer_errors import compute_layer_gaps, compute_program_layer_gaps
+from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.comparison.program_specs import (
     check_same_interface,
     find_method,

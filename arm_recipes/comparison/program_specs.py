@@ -8,10 +8,7 @@ from typing import Any
 
 from arm_backend_core.partitioner import ArmPartitioner
 from arm_recipes.comparison.intermediate_outputs import tap_delegates
-from arm_recipes.comparison.interpreter_plan import (
-    InterpreterPlan,
-    UnsupportedProgramError,
-)
+from arm_recipes.comparison.interpreter_plan import InterpreterPlan, UnsupportedProgramError
 from arm_recipes.comparison.worker_job import ProgramSpec
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, IsolatedErrorSums
+from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
-from arm_recipes.comparison.interpreter_plan import ComparedTensor, InterpreterPlan, PlanInterpreter
+from arm_recipes.comparison.interpreter_plan import InterpreterPlan
+from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.signature import Value
