@@ -40,7 +40,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     found = tune(entry.model, recipe, samples, **options, test_samples=held, progress=False)
     (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
     best = max(found.base.search_accuracy, coarse.search_accuracy)
-    as_exact = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.price.value("cycles"))
+    as_exact = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.cost.value("cycles"))
     return {
         "model": name,
         "recipe": recipe_name,
@@ -53,7 +53,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
 
 
 def _figures(candidate: Any) -> tuple[int, int, float]:
-    return candidate.price.of("cycles"), candidate.price.flash, candidate.sqnr
+    return candidate.cost.value("cycles"), candidate.cost.flash, candidate.sqnr
 
 
 def table(found: Iterable[dict[str, Any]]) -> str:

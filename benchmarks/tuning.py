@@ -35,7 +35,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     from arm_recipes.explore.sweep.result_store import ResultStore
     from arm_recipes.explore.sweep.sweep import capture_model
     from arm_recipes.explore.tune.data_split import split_samples
-    from arm_recipes.explore.tune.evaluator import PlanEvaluator
+    from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
     from tests.models import zoo
 
     entry = zoo.build(name, samples=3 * _EACH)
@@ -50,7 +50,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         program, recipe, "INT8", split_samples(program, recipe, examples, given, held, None), ResultStore(folder)
     )
     modules = [module for region in found.regions for module in region.modules]
-    limit = _BUDGET * found.base.price.value("cycles")
+    limit = _BUDGET * found.base.cost.value("cycles")
     plain = dict.fromkeys(modules, "INT8")
 
     def figures(exact: Iterable[str]) -> tuple[float, int]:
@@ -66,9 +66,9 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         "model": name,
         "recipe": recipe_name,
         "seconds": round(seconds, 1),
-        "int8": [found.base.sqnr, found.base.price.cycles],
+        "int8": [found.base.sqnr, found.base.cost.cycles],
         "a16w8": figures(modules),
-        "tuned": [found.chosen.sqnr, found.chosen.price.cycles],
+        "tuned": [found.chosen.sqnr, found.chosen.cost.cycles],
         "verified": found.verified,
         "output_layer": figures(last),
         "random": drawn,
@@ -87,8 +87,10 @@ def _by_parts(found: Tuned, limit: float) -> float:
     (whole,) = (c for c in found.candidates if c.precisions == {"": "A16W8"})
     low, high = found.base.search_accuracy, whole.search_accuracy
     left = 10 ** (-low / 10) - 10 ** (-high / 10)
-    room = limit - found.base.price.value("cycles")
-    gains = [(region.share * left, region.prices["A16W8"]) for region in found.regions if "A16W8" in region.prices]
+    room = limit - found.base.cost.value("cycles")
+    gains = [
+        (region.share * left, region.extra_costs["A16W8"]) for region in found.regions if "A16W8" in region.extra_costs
+    ]
     for gain, paid in sorted(gains, key=lambda item: item[1] / max(item[0], 1e-30)):
         part = min(1.0, room / paid) if paid > 0 else 1.0
         left, room = left - part * gain, room - part * paid
@@ -99,7 +101,7 @@ def _half(found: Tuned) -> float:
     """Cycles, relative to INT8, of the cheapest program that was made and has half of the dB, as they are judged."""
     (whole,) = (c for c in found.candidates if c.precisions == {"": "A16W8"})
     wanted = (found.base.sqnr + whole.sqnr) / 2
-    return min(c.price.value("cycles") for c in found.candidates if c.sqnr >= wanted) / found.base.price.value("cycles")
+    return min(c.cost.value("cycles") for c in found.candidates if c.sqnr >= wanted) / found.base.cost.value("cycles")
 
 
 def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tuple[float, int]:

@@ -36,10 +36,7 @@ LONG_MODULES = {
     "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
     "arm_backend_core.tosa.vela_workarounds.catalog": 460,
     "arm_backend_core.tosa.vela_workarounds.rescales": 440,
-    "arm_recipes.comparison.compare": 480,
-    "arm_recipes.comparison.interpreter_plan": 500,
     "arm_recipes.explore.tune.tune": 490,
-    "arm_recipes.runtime.ethosu_payload": 490,
 }
 """Modules that are longer, and how long they may be, with 5% of air: none may be added."""
 

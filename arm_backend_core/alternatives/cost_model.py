@@ -77,7 +77,7 @@ class VelaCostModel:
 
     @property
     def _cache_path(self) -> Path:
-        return cache_folder() / "prices" / f"{self._cache_key}.json"
+        return cache_folder() / "cycle_estimates" / f"{self._cache_key}.json"
 
     @property
     def _estimates(self) -> dict[str, Cost | None]:

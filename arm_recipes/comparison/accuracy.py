@@ -1,18 +1,115 @@
-"""Task accuracy of the model and of the program: top-1 accuracy by labels, or the mean of a user's metric."""
+"""Accuracy of programs on samples: SQNR against the floating-point model, a user's metric, or top-1 accuracy by labels.
+
+``compare``, ``sweep`` and ``tune`` compute it here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, in_float64, sum_errors
+from arm_recipes.samples.sample import Inputs
 
 Metric = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Rating:
+    """Accuracy of a program on all samples of an ``Evaluator``.
+
+    Attributes:
+        sqnr: SQNR against the floating-point model, in dB, over all elements of all outputs.
+        noise: noise power relative to signal power.
+        metric: mean of the user's metric; the SQNR without one.
+    """
+
+    sqnr: float
+    noise: float
+    metric: float
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any] | None) -> Rating | None:
+        """Read a rating from a stored record; None if the record is missing or invalid."""
+        names = ("sqnr", "noise", "metric")
+        values = [value for name in names if isinstance(value := (record or {}).get(name), float)]
+        return cls(*values) if len(values) == len(names) else None
+
+
+class Evaluator:
+    """Rates programs of a model by their outputs on a set of samples.
+
+    Args:
+        program: captured floating-point model.
+        samples: samples as the model takes them.
+        originals: the same samples as the user passed them, for the metric.
+        metric: ``metric(outputs, sample)`` returns a number, higher is better; None: SQNR.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, samples: Sequence[Inputs], originals: Sequence[Any], metric: Metric | None
+    ) -> None:
+        self.samples, self._originals, self._metric = list(samples), list(originals), metric
+        self._expected = run_model(program, self.samples)
+
+    @property
+    def metric_name(self) -> str:
+        """Name of the accuracy metric."""
+        return "SQNR in dB" if self._metric is None else _name_of(self._metric)
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether ratings may be stored: a user's metric may change between runs."""
+        return self._metric is None
+
+    def float_metric(self) -> float | None:
+        """Return the metric of the floating-point model; None for the SQNR, which is infinite."""
+        return None if self._metric is None else _mean(self._metric, self._expected, self._originals)
+
+    def rate(self, program: ExportedProgram) -> Rating:
+        """Rate a quantized program run in PyTorch. The program on the target differs in rounding only."""
+        return self.rate_outputs(run_model(program, self.samples))
+
+    def rate_outputs(self, outputs: Sequence[Any]) -> Rating:
+        """Rate outputs for the samples against the model's outputs.
+
+        Raises:
+            ValueError: the metric does not return a number.
+        """
+        sums = sum_output_errors(self._expected, outputs)
+        sqnr, noise = sums.metrics.sqnr, sums.noise / sums.signal if sums.signal else 0.0
+        return Rating(sqnr, noise, sqnr if self._metric is None else _mean(self._metric, outputs, self._originals))
+
+
+def run_model(program: ExportedProgram, samples: Sequence[Inputs]) -> list[Any]:
+    """Run a captured program in PyTorch; return the outputs of each sample.
+
+    The program and the samples stay unchanged: a model may write its buffers and inputs, and may return a buffer, which
+    the next call overwrites.
+    """
+    model = copy.deepcopy(program).module(check_guards=False)
+    with torch.no_grad():
+        outputs = (model(*sample, **sample.keywords) for sample in map(copy.deepcopy, samples))
+        return [pytree.tree_map_only(Tensor, torch.clone, output) for output in outputs]
+
+
+def sum_output_errors(expected: Iterable[Any], actual: Iterable[Any]) -> ErrorSums:
+    """Sum up the errors over all elements of all output tensors, in float64."""
+    pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True)
+    return sum_errors(
+        ErrorSums.of(in_float64(reference), in_float64(output))
+        for reference, output in pairs
+        if isinstance(reference, Tensor)
+    )
 
 
 @dataclass(frozen=True)
@@ -33,6 +130,16 @@ class Accuracy:
     agreeing: int | None = None
 
 
+def check_metric(metric: Any) -> None:
+    """Check the argument ``metric``.
+
+    Raises:
+        ValueError: it is neither None nor callable.
+    """
+    if metric is not None and not callable(metric):
+        raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+
+
 def compute_metric(
     metric: Metric, reference: Sequence[Any], program: Sequence[Any], samples: Sequence[Any]
 ) -> Accuracy:
@@ -44,23 +151,26 @@ def compute_metric(
     Raises:
         ValueError: the metric does not return a number.
     """
+    of_reference, of_program = (_mean(metric, outputs, samples) for outputs in (reference, program))
+    return Accuracy(_name_of(metric), of_reference, of_program, len(samples))
 
-    def mean(outputs: Sequence[Any]) -> float:
-        values = [
-            _as_number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))
-        ]
-        return sum(values) / len(values)
 
-    return Accuracy(str(getattr(metric, "__name__", "metric")), mean(reference), mean(program), len(samples))
+def _name_of(metric: Metric) -> str:
+    return str(getattr(metric, "__name__", "metric"))
+
+
+def _mean(metric: Metric, outputs: Sequence[Any], samples: Sequence[Any]) -> float:
+    values = [_as_number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))]
+    return sum(values) / len(values)
 
 
 def _as_number(metric: Metric, value: Any, index: int) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        name = getattr(metric, "__name__", "metric")
         raise ValueError(
-            f"metric: {name}(outputs, sample) must return a number; for sample {index} it gave {type(value).__name__}"
+            f"metric: {_name_of(metric)}(outputs, sample) must return a number; for sample {index} it gave "
+            f"{type(value).__name__}"
         ) from error
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from arm_backend_core.quantization.diagnostics.error_metrics import Losses, QuantizationGrid, decibels
+from arm_backend_core.quantization.diagnostics.error_metrics import IsolatedErrorSums, QuantizationGrid, decibels
 
 #: A range is too wide if it exceeds the range of 99.9 % of the values by this factor.
 _MAX_RANGE_RATIO = 4.0
@@ -61,7 +61,7 @@ class LayerDiagnosis:
     """Measurements of a quantized layer, from which its advice follows.
 
     Attributes:
-        losses: error of the isolated layer, summed over the samples.
+        errors: error of the isolated layer, summed over the samples.
         grid: quantization grid of the result.
         is_fixed: whether the operator fixes the grid, regardless of calibration.
         calibrated_range: smallest and largest value in calibration; None if unknown.
@@ -69,7 +69,7 @@ class LayerDiagnosis:
         readers: submodules that consume the result: their precision decides the result's.
     """
 
-    losses: Losses
+    errors: IsolatedErrorSums
     grid: QuantizationGrid
     is_fixed: bool
     calibrated_range: tuple[float, float] | None
@@ -79,19 +79,19 @@ class LayerDiagnosis:
     @property
     def advice(self) -> LayerAdvice:
         """The main cause of the error, and the remedy."""
-        losses = self.losses
-        parts = {"clipping": losses.clipping, "rounding": losses.rounding, "weights": losses.weights}
+        errors = self.errors
+        parts = {"clipping": errors.clipping, "rounding": errors.rounding, "weights": errors.weights}
         total = sum(parts.values()) or 1.0
         cause = max(parts, key=lambda name: parts[name])
         share = parts[cause] / total
-        rest = losses.noise * (1 - share)
+        rest = errors.noise * (1 - share)
         if cause == "clipping":
-            return LayerAdvice(cause, share, self._clipping_advice(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._clipping_advice(), decibels(errors.signal, rest))
         if cause == "weights":
-            return LayerAdvice(cause, share, self._weights_advice(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._weights_advice(), decibels(errors.signal, rest))
         kind, text = self._rounding_advice()
         noise_ratio = _INT16_NOISE_RATIO if kind != "range" else (self._range_width / self._used_width) ** 2
-        return LayerAdvice(kind, share, text, decibels(losses.signal, rest + losses.rounding / noise_ratio))
+        return LayerAdvice(kind, share, text, decibels(errors.signal, rest + errors.rounding / noise_ratio))
 
     @property
     def _range_width(self) -> float:
@@ -102,38 +102,38 @@ class LayerDiagnosis:
     def _used_width(self) -> float:
         """Width of the part of the range that the samples use, 0 included; at least one LSB."""
         low, high = self.grid.bounds
-        used = min(max(self.losses.high, 0.0), high) - max(min(self.losses.low, 0.0), low)
+        used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.grid.scale)
 
     def _clipping_advice(self) -> str:
-        losses, (low, high) = self.losses, self.grid.bounds
+        errors, (low, high) = self.errors, self.grid.bounds
         text = (
-            f"{100 * losses.clipped / max(losses.count, 1):.2g} % of the values are clipped: they reach from "
-            f"{losses.low:.4g} to {losses.high:.4g}, and the quantized range is {low:.4g} to {high:.4g}"
+            f"{100 * errors.clipped / max(errors.count, 1):.2g} % of the values are clipped: they reach from "
+            f"{errors.low:.4g} to {errors.high:.4g}, and the quantized range is {low:.4g} to {high:.4g}"
         )
         expected = self.calibrated_range or (low, high)
         margin = _CALIBRATION_MARGIN * (expected[1] - expected[0])
-        if losses.low < expected[0] - margin or losses.high > expected[1] + margin:
+        if errors.low < expected[0] - margin or errors.high > expected[1] + margin:
             note = "" if self.calibrated_range is None else f" (calibration saw {expected[0]:.4g} to {expected[1]:.4g})"
             return f"{text}{note}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
-            f"{text}; 99.9 % are within {losses.p999:.4g}, and calibration clips such outliers to minimize the total "
+            f"{text}; 99.9 % are within {errors.p999:.4g}, and calibration clips such outliers to minimize the total "
             f"error: {_BOUND_VALUES}, or {self._int16_advice()}"
         )
 
     def _rounding_advice(self) -> tuple[str, str]:
         """Return the cause and the advice."""
-        losses, grid, (low, high) = self.losses, self.grid, self.grid.bounds
+        errors, grid, (low, high) = self.errors, self.grid, self.grid.bounds
         if grid.steps > _INT8:
             return "rounding", f"an LSB of {grid.scale:.3g} is too coarse, and the tensor is int16 already"
-        p999_width = min(high, losses.p999) + min(-low, losses.p999)
-        if not losses.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
+        p999_width = min(high, errors.p999) + min(-low, errors.p999)
+        if not errors.p999 or self._range_width / max(p999_width, grid.scale) <= _MAX_RANGE_RATIO:
             return (
                 "rounding",
                 f"the values fill the range; {grid.steps + 1} levels allow no better: {self._int16_advice()}",
             )
         levels = f"so that they use about {max(round(p999_width / grid.scale), 1)} of {grid.steps + 1} levels"
-        bulk = f"99.9 % of the values are within {losses.p999:.4g}"
+        bulk = f"99.9 % of the values are within {errors.p999:.4g}"
         if self.is_fixed:
             return (
                 "rounding",

@@ -36,7 +36,7 @@ class OutputGap:
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class IsolatedError:
     """Quantization error of an isolated layer: floating-point inputs, quantized weights, quantized result.
 
     Attributes:
@@ -77,7 +77,7 @@ class LayerGap:
         value_source: "program" if the delegate computed the value; "PyTorch" if PyTorch computed it from the program's
             values, for operators on the CPU and delegates without intermediate outputs.
         gap: error in the whole program, including the errors of preceding layers.
-        own: error of the isolated layer; None if it is not quantized or ``moves``, and between two programs.
+        isolated: error of the isolated layer; None if it is not quantized or ``moves``, and between two programs.
         weights: quantized constants that the layer reads.
     """
 
@@ -91,7 +91,7 @@ class LayerGap:
     moves: bool
     value_source: str
     gap: ErrorMetrics
-    own: OwnLoss | None = None
+    isolated: IsolatedError | None = None
     weights: tuple[QuantizedConstant, ...] = ()
 
 
@@ -131,11 +131,14 @@ class Comparison(Renderable):
     @property
     def worst(self) -> tuple[LayerGap, ...]:
         """The five isolated layers with the lowest SQNR, worst first; between two programs, those that differ most."""
-        own = [layer for layer in self.layers if layer.own is not None and not layer.own.sqnr >= _EXACT_SQNR]
-        if own:
-            return tuple(sorted(own, key=lambda layer: _sort_key(layer.own.sqnr) if layer.own else 0.0)[:WORST_COUNT])
-        differing = [layer for layer in self.layers if not layer.gap.sqnr >= _EXACT_SQNR]
-        return tuple(sorted(differing, key=lambda layer: _sort_key(layer.gap.sqnr))[:WORST_COUNT])
+        isolated = [(layer.isolated.sqnr, layer) for layer in self.layers if layer.isolated is not None]
+        in_program = [(layer.gap.sqnr, layer) for layer in self.layers]
+        for ranked in (isolated, in_program):
+            improvable = [pair for pair in ranked if not pair[0] >= _EXACT_SQNR]
+            if improvable:
+                improvable.sort(key=lambda pair: _sort_key(pair[0]))
+                return tuple(layer for _, layer in improvable[:WORST_COUNT])
+        return ()
 
     def frame(self) -> Any:
         """Return a ``pandas.DataFrame`` with a row per layer; a list of dicts without pandas."""
@@ -165,25 +168,27 @@ class Comparison(Renderable):
             yield "Notes", [(note,) for note in notes]
 
     def _layer_sections(self) -> Iterator[Section]:
-        own = any(layer.own is not None for layer in self.layers)
+        has_isolated = any(layer.isolated is not None for layer in self.layers)
         worst = self.worst
-        criterion = "the lowest isolated SQNR" if own else "the lowest SQNR"
-        rows: list[tuple[str, ...]] = [("isolated", "output", "", "", "") if own else ("", "", "", "")]
+        criterion = "the lowest isolated SQNR" if has_isolated else "the lowest SQNR"
+        rows: list[tuple[str, ...]] = [("isolated", "output", "", "", "") if has_isolated else ("", "", "", "")]
         for layer in worst:
             cells = (
-                (_format_decibels(layer.own.sqnr), _format_output(layer.own))
-                if layer.own
+                (_format_decibels(layer.isolated.sqnr), _format_output(layer.isolated))
+                if layer.isolated
                 else (_format_decibels(layer.gap.sqnr),)
             )
             rows.append((*cells, *_layer_cells(layer), _format_advice(layer)))
         if worst:
-            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * own}", rows
+            yield f"Layers with {criterion}{' (output: SQNR with only this layer quantized)' * has_isolated}", rows
         selected = _select_layers(self.layers)
-        heads = ("", "operator", "type", *(("isolated",) if own else ()), "SQNR", "cosine", "max error", "value source")
-        table = [heads]
+        isolated_head = ("isolated",) if has_isolated else ()
+        table = [("", "operator", "type", *isolated_head, "SQNR", "cosine", "max error", "value source")]
         for layer in selected:
-            own_cells = (_format_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
-            table.append((*_layer_cells(layer), layer.dtype, *own_cells, *_gap_cells(layer.gap), layer.value_source))
+            isolated_cells = (_format_decibels(layer.isolated.sqnr) if layer.isolated else "",) if has_isolated else ()
+            table.append(
+                (*_layer_cells(layer), layer.dtype, *isolated_cells, *_gap_cells(layer.gap), layer.value_source)
+            )
         listed = "" if len(selected) == len(self.layers) else f", {len(selected)} listed; frame() has all"
         sample_count = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
         yield f"Layers in the whole program: {len(self.layers)}{sample_count}{listed}", table
@@ -211,13 +216,14 @@ def _frame_row(layer: LayerGap) -> dict[str, Any]:
     names = ("name", "operator", "module", "source", "dtype", "scale", "zero_point", "value_source")
     line = {name: getattr(layer, name) for name in names}
     line |= {"sqnr": layer.gap.sqnr, "cosine": layer.gap.cosine, "max_error": layer.gap.max_error}
-    own = layer.own
-    line |= {"own_sqnr": own and own.sqnr, "clipped": own and own.clipped, "cause": own and own.advice.cause}
+    isolated = layer.isolated
+    line["isolated_sqnr"] = isolated and isolated.sqnr
+    line |= {"clipped": isolated and isolated.clipped, "cause": isolated and isolated.advice.cause}
     return line
 
 
-def _format_output(own: OwnLoss) -> str:
-    return "" if own.output is None else _format_decibels(own.output)
+def _format_output(isolated: IsolatedError) -> str:
+    return "" if isolated.output is None else _format_decibels(isolated.output)
 
 
 def _layer_cells(layer: LayerGap) -> tuple[str, str]:
@@ -225,9 +231,9 @@ def _layer_cells(layer: LayerGap) -> tuple[str, str]:
 
 
 def _format_advice(layer: LayerGap) -> str:
-    if layer.own is None:
+    if layer.isolated is None:
         return layer.source
-    return f"{layer.own.advice.text} ({_format_decibels(layer.own.advice.sqnr)} without this error)"
+    return f"{layer.isolated.advice.text} ({_format_decibels(layer.isolated.advice.sqnr)} without this error)"
 
 
 def _gap_cells(gap: ErrorMetrics | None) -> tuple[str, str, str]:

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, Losses
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, IsolatedErrorSums
+from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
-from arm_recipes.comparison.interpreter_plan import ComparedTensor, InterpreterPlan, PlanInterpreter
+from arm_recipes.comparison.interpreter_plan import InterpreterPlan
+from arm_recipes.comparison.plan_interpreter import PlanInterpreter
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.signature import Value
@@ -84,7 +86,7 @@ class SampleResult:
         reference, program: outputs, dequantized.
         sums: error sums of each output tensor, by output index.
         layers: error sums of the compared tensors, by name.
-        losses: errors of isolated layers, by name.
+        isolated: errors of isolated layers, by name.
         mismatched: delegates whose results differ from their TOSA graphs.
     """
 
@@ -92,7 +94,7 @@ class SampleResult:
     program: list[Any]
     sums: dict[int, ErrorSums] = field(default_factory=dict)
     layers: dict[str, ErrorSums] = field(default_factory=dict)
-    losses: dict[str, Losses] = field(default_factory=dict)
+    isolated: dict[str, IsolatedErrorSums] = field(default_factory=dict)
     mismatched: tuple[str, ...] = ()
 
 
@@ -126,7 +128,7 @@ class SampleRunner:
                 continue
             result.layers[tensor.name] = ErrorSums.of(values.reference, values.program)
             if tensor.grid is not None and not tensor.is_data_movement:
-                result.losses[tensor.name] = Losses.of(values.reference, values.layer_output, tensor.grid)
+                result.isolated[tensor.name] = IsolatedErrorSums.of(values.reference, values.layer_output, tensor.grid)
         result.reference, result.mismatched = program.interpreter.outputs, program.mismatched
         return result
 

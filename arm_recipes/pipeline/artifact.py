@@ -54,6 +54,7 @@ class Artifact:
         recipe: the recipe of the export.
         make_parts: creates ``parts`` on first use. For an export from the cache, this runs the pipeline.
         cached_pieces: the program's byte chunks, if it comes from the cache.
+        comparison_specs: what ``comparison.program_specs`` computed for this artifact, by method and options.
     """
 
     report: Report
@@ -63,6 +64,7 @@ class Artifact:
     recipe: ExportRecipe | None
     make_parts: Callable[[], ExportObjects]
     cached_pieces: Sequence[bytes] | None = None
+    comparison_specs: dict[Any, Any] = field(default_factory=dict, init=False)
     _program: Program | None = field(default=None, init=False)
 
     @cached_property

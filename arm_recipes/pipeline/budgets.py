@@ -82,7 +82,7 @@ def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optim
         f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
         f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"
     )
-    used = next((use for use in method_memory(method, [record]) if use.memory == "Sram"), None)
+    used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
     sections: list[Section] = []
     if used is not None:
         rows: list[tuple[str, ...]] = [

@@ -81,11 +81,12 @@ class LayerCost:
         return self.module or ("(Vela)" if self.kind == "rest" else "(model)")
 
 
-def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost, ...]:
+def method_layers(traces: Iterable[DelegateTrace]) -> Iterator[LayerCost]:
     """Layer costs of all Ethos-U delegates of a method, in execution order."""
-    known = [DelegateTrace(method, delegate) for delegate in delegates if delegate.vela is not None]
-    total = sum(traced.vela.total_cycles for traced in known)
-    return tuple(cost for traced in known for cost in traced.costs(total))
+    estimated = [trace for trace in traces if trace.record.vela is not None]
+    total = sum(trace.vela.total_cycles for trace in estimated)
+    for trace in estimated:
+        yield from trace.costs(total)
 
 
 def apportion(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
@@ -131,7 +132,7 @@ class Unit(NamedTuple):
 
 
 class DelegateTrace:
-    """Maps Vela's operations of a delegate to TOSA operators, and these to the model."""
+    """Maps Vela's operations of a delegate to TOSA operators, and these to the model. Parses the TOSA graph once."""
 
     def __init__(self, method: str, record: Delegate) -> None:
         self.method, self.record = method, record
@@ -156,7 +157,7 @@ class DelegateTrace:
         """The layer costs of the delegate; ``total`` is the cycle count of the method."""
         sums: dict[_RowKey, _LayerTotals] = {}
         seen: set[int] = set()
-        for unit in self.units():
+        for unit in self.units:
             self._add(unit, seen, sums)
             seen |= unit.operators
         rest = self.vela.total_cycles - sum(layer.cycles for layer in self.vela.layers)
@@ -182,8 +183,12 @@ class DelegateTrace:
                 tuple(totals.tensors),
             )
 
-    def units(self) -> Iterator[Unit]:
-        """The NPU operations, each with its TOSA operators."""
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The NPU operations, each with its TOSA operators; only for Ethos-U delegates."""
+        return tuple(self._find_units())
+
+    def _find_units(self) -> Iterator[Unit]:
         if not self.vela.layers:
             return
         number = {op.index: i for i, op in enumerate(self.graph.operators)}

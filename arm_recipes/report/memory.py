@@ -13,7 +13,6 @@ from arm_recipes.report.layers import DelegateTrace, Unit
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import TensorAllocation
-    from arm_backend_core.events import Delegate
 
 #: Vela's names of weight buffers end in the index of the operation that reads them.
 _BUFFER = re.compile(r"_op(\d+)$")
@@ -84,19 +83,16 @@ class MemoryOverTime:
     peak_bytes: int
 
 
-def method_memory(method: str, delegates: Iterable[Delegate]) -> tuple[MemoryOverTime, ...]:
+def method_memory(traces: Iterable[DelegateTrace]) -> Iterator[MemoryOverTime]:
     """Usage of every working memory of all Ethos-U delegates of a method."""
-    found: list[MemoryOverTime] = []
-    for delegate in delegates:
-        if delegate.vela is not None:
-            found += _MemoryTimeline(DelegateTrace(method, delegate)).memories()
-    return tuple(found)
+    for trace in traces:
+        if trace.record.vela is not None:
+            yield from _MemoryTimeline(trace).memories()
 
 
 class _MemoryTimeline:
     def __init__(self, traced: DelegateTrace) -> None:
-        self.traced, self.vela = traced, traced.vela
-        self.units = list(traced.units())
+        self.traced, self.vela, self.units = traced, traced.vela, traced.units
         self.times = list(self._times())
 
     def memories(self) -> Iterator[MemoryOverTime]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.ethosu_origins import main_origin
-from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
-    from arm_backend_core.events import BoundaryTensor, Delegate
-    from arm_recipes.report.layers import LayerCost
+    from arm_backend_core.events import BoundaryTensor
+    from arm_recipes.report.layers import DelegateTrace, LayerCost
 
 
 @dataclass
@@ -25,17 +24,17 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def build_network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+def build_network(trace: DelegateTrace, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
     """The layer graph, ready for JSON: nodes with their costs, links with their bytes.
 
     Args:
-        delegate: the delegate.
+        trace: the TOSA graph of the delegate.
         costs: costs of its layers, for an Ethos-U.
 
     Returns:
         the graph; None if TOSA operators contain nested graphs (control flow).
     """
-    graph = read_graph(memoryview(delegate.tosa))
+    graph, delegate = trace.graph, trace.record
     if len(graph.operators) != len(delegate.tosa_operators):
         return None
     nodes: dict[tuple[str, str], _Node] = {}

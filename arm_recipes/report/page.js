@@ -207,7 +207,7 @@ pictures("modules", (place) => {
     customdata: told.layers.map((l) => [l.module || l.name, l.operator, l.source]),
     hovertemplate: name + ": %{y:.1f} dB<br>%{customdata[0]}, %{customdata[1]}<br>%{customdata[2]}<extra></extra>",
   });
-  Plotly.react(place, [trace("as the program runs", "sqnr", bright), trace("the layer alone", "own", "#d05428")],
+  Plotly.react(place, [trace("as the program runs", "sqnr", bright), trace("the layer alone", "isolated", "#d05428")],
     layout({ height: 320, showlegend: true, legend: { orientation: "h", y: 1.12 }, xaxis: { title: { text: "layer, in order" } }, yaxis: { title: { text: "SQNR in dB" } } }), config);
 }));
 

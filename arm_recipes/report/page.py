@@ -60,7 +60,7 @@ class LayerAccuracy(Protocol):
         """Error of the layer's output."""
 
     @property
-    def own(self) -> ErrorSummary | None:
+    def isolated(self) -> ErrorSummary | None:
         """Error that the layer itself adds; None if it is unknown."""
 
 
@@ -125,12 +125,13 @@ def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) ->
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
     made = [
         build_network(
-            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)]
+            trace,
+            [cost for cost in report.layers if (cost.method, cost.delegate) == (trace.method, trace.record.name)],
         )
-        for name, delegate in pairs
+        for method in report.methods
+        for trace in method.traces
     ]
     networks = [graph for graph in made if graph is not None]
     data = {
@@ -268,7 +269,10 @@ def _gap(layer: LayerAccuracy) -> dict[str, Any]:
     row = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {
         "source": short_source(layer.source)
     }
-    return row | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
+    return row | {
+        "sqnr": _finite(layer.gap.sqnr),
+        "isolated": None if layer.isolated is None else _finite(layer.isolated.sqnr),
+    }
 
 
 def _finite(value: float) -> float | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import layer_sections, memory_sections
-from arm_recipes.report.layers import method_layers
+from arm_recipes.report.layers import DelegateTrace, method_layers
 from arm_recipes.report.memory import method_memory
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.stages.edge.cpu_operators import CpuOperator, group_operators
@@ -74,6 +74,11 @@ class MethodReport:
     quantization: Quantization | None
     not_runnable: tuple[CpuOperator, ...] = ()
 
+    @cached_property
+    def traces(self) -> tuple[DelegateTrace, ...]:
+        """The TOSA graph of each delegate with its origins, which layers, memory and page share."""
+        return tuple(DelegateTrace(self.name, delegate) for delegate in self.delegates)
+
 
 @dataclass(frozen=True)
 class ExportRecord(Renderable):
@@ -111,12 +116,12 @@ class ExportRecord(Renderable):
     @cached_property
     def layers(self) -> tuple[LayerCost, ...]:
         """Costs of each layer on Ethos-U, for all methods, in execution order."""
-        return tuple(cost for method in self.methods for cost in method_layers(method.name, method.delegates))
+        return tuple(cost for method in self.methods for cost in method_layers(method.traces))
 
     @cached_property
     def memory(self) -> tuple[MemoryOverTime, ...]:
         """Usage of the working memories of each Ethos-U delegate over time."""
-        return tuple(used for method in self.methods for used in method_memory(method.name, method.delegates))
+        return tuple(used for method in self.methods for used in method_memory(method.traces))
 
     @property
     def cpu_operators(self) -> tuple[CpuOperator, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
-from arm_recipes.runtime.ethosu_payload import NamedDataLookup
+from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
 from arm_recipes.runtime.payload_parts import join_parts
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
+from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
-from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, NamedDataLookup, read_parts, with_fast_scratch
+from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
 from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, NamedDataLookup, read_payload, with_fast_scratch
+from arm_recipes.runtime.ethosu_blocks import NamedDataLookup
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
 from arm_recipes.runtime.payload_parts import join_parts
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, NamedDataLookup, inline_weights, look_up_weights
+from arm_recipes.runtime.ethosu_blocks import NAME_LENGTH, NamedDataLookup, inline_weights, look_up_weights
 
 #: Prefix of the keys of shared weights. The data's SHA-256 follows, cut to a total of ``NAME_LENGTH`` characters.
 WEIGHTS_PREFIX = "arm_weights_"

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor, read_header
+from arm_recipes.runtime.ethosu_command_header import read_header
+from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo

@@ -488,7 +488,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, of a process that knows no price yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("arm_backend_core.alternatives.cost_model._cache", {})
-    return tmp_path / "arm-recipes" / "prices"
+    return tmp_path / "arm-recipes" / "cycle_estimates"
 
 
 def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

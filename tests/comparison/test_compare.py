@@ -22,8 +22,7 @@ from arm_backend_core.quantization.diagnostics.error_metrics import decibels
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes._internal.rendering import to_jsonable
-from arm_recipes.comparison import worker
-from arm_recipes.comparison.compare import _program_spec
+from arm_recipes.comparison import program_specs, worker
 from arm_recipes.comparison.worker_job import ComparisonJob, WorkItem
 from arm_recipes.runtime import host_library
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
@@ -162,8 +161,8 @@ def test_layers_are_those_of_the_quantized_graph() -> None:
     body = next(torch.cat(made) for made in values.values() if torch.cat(made).shape == right.shape)
     assert found["body.0"].operator == "aten.conv2d.default + aten.relu.default"
     assert found["body.0"].gap.sqnr == pytest.approx(_decibels(right, body), abs=0.1)
-    assert found["x"].own is not None
-    assert found["x"].gap.sqnr == pytest.approx(found["x"].own.sqnr, abs=1e-6)  # nothing comes before it
+    assert found["x"].isolated is not None
+    assert found["x"].gap.sqnr == pytest.approx(found["x"].isolated.sqnr, abs=1e-6)  # nothing comes before it
 
 
 def test_operators_on_the_cpu() -> None:
@@ -174,7 +173,7 @@ def test_operators_on_the_cpu() -> None:
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
     moved = next(layer for layer in found.layers if layer.operator == "aten.topk.default")
     assert moved.moves
-    assert moved.own is None  # its numbers are on the grid already
+    assert moved.isolated is None  # its numbers are on the grid already
     assert moved.gap.sqnr < 40
     real = export(Between().eval(), ExportRecipe.get_recipe(FP), vectors()).compare(vectors(), workers=1)
     told = {layer.operator: layer.value_source for layer in real.layers}
@@ -251,8 +250,8 @@ def _worst(
 ) -> Any:
     result = export(model.eval(), ExportRecipe.get_recipe(recipe, **options), calibration)
     layer = result.compare(samples, workers=1).worst[0]
-    assert layer.own is not None
-    assert layer.own.advice.sqnr > layer.own.sqnr + 3
+    assert layer.isolated is not None
+    assert layer.isolated.advice.sqnr > layer.isolated.sqnr + 3
     return layer
 
 
@@ -261,9 +260,9 @@ def test_weights_with_outliers_are_found_first() -> None:
     with torch.no_grad():
         model.second.weight[:, 5] = 20.0 * torch.rand(64)
     layer = _worst(model, _rows(), _rows(seed=2), algorithms=False)  # which would bring the channels to one size
-    assert (layer.module, layer.own.advice.cause) == ("second", "weights")
-    assert "'second.weight' has an SQNR of" in layer.own.advice.text
-    assert "widened by a few large weights: bound them" in layer.own.advice.text
+    assert (layer.module, layer.isolated.advice.cause) == ("second", "weights")
+    assert "'second.weight' has an SQNR of" in layer.isolated.advice.text
+    assert "widened by a few large weights: bound them" in layer.isolated.advice.text
     assert layer.weights[0].sqnr < 38
 
 
@@ -273,7 +272,7 @@ def test_one_scale_for_all_channels_is_a_cause() -> None:
         model.second.weight[5] *= 50.0
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_A16W8, per_channel=False)
     layers = export(model.eval(), recipe, _rows()).compare(_rows(seed=2), workers=1).layers
-    own = next(layer.own for layer in layers if layer.module == "second")
+    own = next(layer.isolated for layer in layers if layer.module == "second")
     assert own is not None
     assert own.advice.cause == "weights"
     assert "with one scale for all channels: use get_recipe(..., per_channel=True)" in own.advice.text
@@ -281,28 +280,30 @@ def test_one_scale_for_all_channels_is_a_cause() -> None:
 
 def test_weights_of_four_bits_are_found_first() -> None:
     layer = _worst(Stack(), _rows(), _rows(seed=2), ArmRecipeType.TOSA_A8W4)
-    assert layer.own.advice.cause == "weights"
-    assert "with 15 levels: use a recipe with int8 weights" in layer.own.advice.text
+    assert layer.isolated.advice.cause == "weights"
+    assert "with 15 levels: use a recipe with int8 weights" in layer.isolated.advice.text
 
 
 def test_samples_beyond_the_calibrated_range_are_a_cause() -> None:
     wide = [(4 * x,) for (x,) in _rows(seed=2)]
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
     found = result.compare(wide, workers=1)
-    assert {layer.own.advice.cause for layer in found.worst if layer.own} == {"clipping"}
+    assert {layer.isolated.advice.cause for layer in found.worst if layer.isolated} == {"clipping"}
     layer = found.layers[0]
-    assert layer.own is not None
+    assert layer.isolated is not None
     assert layer.scale is not None
     assert (layer.name, layer.operator) == ("x", "input")
-    low, high = layer.own.range
+    low, high = layer.isolated.range
     values = torch.cat([x for (x,) in wide])
     clipped = float(((values < low - layer.scale / 2) | (values > high + layer.scale / 2)).double().mean())
-    assert layer.own.clipped == pytest.approx(clipped)
-    assert layer.own.values == (float(values.min()), float(values.max()))
+    assert layer.isolated.clipped == pytest.approx(clipped)
+    assert layer.isolated.values == (float(values.min()), float(values.max()))
     seen = torch.cat([x for (x,) in _rows()])
-    assert layer.own.calibrated == (float(seen.min()), float(seen.max()))
-    assert "of the values are clipped" in layer.own.advice.text
-    assert "calibrate with samples like these, get_recipe(..., calibration_samples=samples)" in layer.own.advice.text
+    assert layer.isolated.calibrated == (float(seen.min()), float(seen.max()))
+    assert "of the values are clipped" in layer.isolated.advice.text
+    assert (
+        "calibrate with samples like these, get_recipe(..., calibration_samples=samples)" in layer.isolated.advice.text
+    )
 
 
 def test_outliers_that_stretch_the_range_are_found_first() -> None:
@@ -319,21 +320,21 @@ def test_outliers_that_stretch_the_range_are_found_first() -> None:
             return self.linear(x)
 
     layer = _worst(First(), samples, samples)
-    assert (layer.name, layer.own.advice.cause) == ("x", "outliers")
-    assert "outliers widen the range: 99.9 % of the values are within" in layer.own.advice.text
-    assert "int16" in layer.own.advice.text
+    assert (layer.name, layer.isolated.advice.cause) == ("x", "outliers")
+    assert "outliers widen the range: 99.9 % of the values are within" in layer.isolated.advice.text
+    assert "int16" in layer.isolated.advice.text
 
 
 def test_a_range_that_samples_do_not_need_is_a_cause() -> None:
     narrow = [(x / 20,) for (x,) in _rows(seed=2)]
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
     layer = result.compare(narrow, workers=1).layers[0]
-    assert layer.own is not None
-    assert layer.own.advice.cause == "range"
-    assert "and calibration set the range" in layer.own.advice.text
+    assert layer.isolated is not None
+    assert layer.isolated.advice.cause == "range"
+    assert "and calibration set the range" in layer.isolated.advice.text
     fitting = export(Stack().eval(), ExportRecipe.get_recipe(INT8), narrow).compare(narrow, workers=1).layers[0]
-    assert fitting.own is not None
-    assert fitting.own.sqnr == pytest.approx(layer.own.advice.sqnr, abs=1.5)
+    assert fitting.isolated is not None
+    assert fitting.isolated.sqnr == pytest.approx(layer.isolated.advice.sqnr, abs=1.5)
 
 
 def test_a_fixed_range_is_no_affair_of_calibration() -> None:
@@ -344,23 +345,23 @@ def test_a_fixed_range_is_no_affair_of_calibration() -> None:
     samples = _rows(4, 300)
     recipe = ExportRecipe.get_recipe(INT8, quantized_io=True)
     layer = export(Soft().eval(), recipe, samples).compare(samples, workers=1).layers[-1]
-    assert layer.own is not None
-    assert layer.own.advice.cause == "rounding"
-    assert "and the operator's range is 0 to 0.9961" in layer.own.advice.text
+    assert layer.isolated is not None
+    assert layer.isolated.advice.cause == "rounding"
+    assert "and the operator's range is 0 to 0.9961" in layer.isolated.advice.text
 
 
 def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())
     before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
-    assert before.own is not None
-    assert "for its consumers, 'second'" in before.own.advice.text
+    assert before.isolated is not None
+    assert "for its consumers, 'second'" in before.isolated.advice.text
     recipe = ExportRecipe.get_recipe(INT8, algorithms=False, precisions={"second": "A16W8"})
     found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
     after = {layer.module: layer for layer in found.layers}["first"]
-    assert after.own is not None
-    assert (before.own.advice.cause, after.dtype) == ("rounding", "int16")
-    assert after.own.sqnr == pytest.approx(before.own.advice.sqnr, abs=1)
+    assert after.isolated is not None
+    assert (before.isolated.advice.cause, after.dtype) == ("rounding", "int16")
+    assert after.isolated.sqnr == pytest.approx(before.isolated.advice.sqnr, abs=1)
 
 
 # -- the task --------------------------------------------------------------------------------------------------------
@@ -446,9 +447,24 @@ def test_on_a_dask_cluster() -> None:
     assert list(workers.values()) == [1, 1]
 
 
+def test_a_program_is_lowered_for_its_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, lowered, tap = small(INT8), [], program_specs.tap_delegates
+
+    def counted(*arguments: Any) -> Any:
+        lowered.append(arguments)
+        return tap(*arguments)
+
+    monkeypatch.setattr(program_specs, "tap_delegates", counted)
+    result.comparison_specs.clear()  # of other tests
+    first = result.compare(images(2), workers=1)
+    assert result.compare(images(2), workers=1).layers == first.layers
+    assert result.compare(images(2), workers=1, layers=False).outputs == first.outputs
+    assert len(lowered) == 1
+
+
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = small(INT8)
-    side, _ = _program_spec(result, result.report.methods[0], True)
+    side, _ = program_specs.make_export_spec(result, result.report.methods[0], True)
     job = np.frombuffer(pickle.dumps(ComparisonJob(side, None)), np.uint8)
     read, loads = [], pickle.loads
 
@@ -471,7 +487,7 @@ def test_two_exports_layer_by_layer() -> None:
     assert (found.reference, found.program) == ("TOSA_INT8", "ETHOSU_U85_A16W8")
     assert [layer.name for layer in found.layers] == [x.name for x in other.compare(images(), workers=1).layers]
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
-    assert {layer.own for layer in found.layers} == {None}
+    assert {layer.isolated for layer in found.layers} == {None}
     right = torch.cat([one.outputs[0].dequantize(one.run(one.inputs[0].quantize(x))) for (x,) in images()])
     given = torch.cat([other.run(x) for (x,) in images()])
     assert found.sqnr == pytest.approx(_decibels(right, given), abs=1e-3)
@@ -603,7 +619,7 @@ def test_layers_of_the_first_samples(model: type[nn.Module]) -> None:
 def test_what_a_layer_alone_does_to_the_output() -> None:
     """The last one is the output; the effect of another is that of a model with this layer's numbers."""
     found = small(INT8).compare(images(), workers=1)
-    own = {layer.module or layer.name: layer.own for layer in found.layers}
+    own = {layer.module or layer.name: layer.isolated for layer in found.layers}
     head, mean = own["head"], own["mean"]
     assert head is not None
     assert mean is not None

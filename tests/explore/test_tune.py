@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
 from arm_recipes.cli import main
-from arm_recipes.explore.tune import accuracy, evaluator, path, regions
+from arm_recipes.comparison import accuracy
+from arm_recipes.explore.tune import path, plan_evaluator, regions
 from arm_recipes.explore.tune.path import Choice
 from arm_recipes.explore.tune.regions import Region
 
@@ -59,15 +60,15 @@ def tuned(folder: Path) -> Tuned:
 
 def test_it_is_more_exact_within_the_budget(tuned: Tuned) -> None:
     assert tuned.reached
-    assert tuned.chosen.price.value("cycles") <= 1.2 * tuned.base.price.value("cycles")
+    assert tuned.chosen.cost.value("cycles") <= 1.2 * tuned.base.cost.value("cycles")
     assert tuned.chosen.accuracy > tuned.base.accuracy + 2
-    assert tuned.goal == f"cycles at most {1.2 * tuned.base.price.value('cycles'):,.0f}"
+    assert tuned.goal == f"cycles at most {1.2 * tuned.base.cost.value('cycles'):,.0f}"
 
 
 def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
     (delegate,) = tuned.best.report.delegates
     assert delegate.vela is not None
-    assert delegate.vela.total_cycles == tuned.chosen.price.cycles
+    assert delegate.vela.total_cycles == tuned.chosen.cost.cycles
     model = Uneven().eval()
     signal = noise = 0.0
     for (x,) in _samples()[3::4]:  # the others calibrated and chose
@@ -81,19 +82,19 @@ def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
 
 def test_the_frontier_is_what_nothing_is_better_than(tuned: Tuned) -> None:
     for one, other in itertools.permutations(tuned.frontier, 2):
-        assert one.price.value("cycles") < other.price.value("cycles") or one.search_accuracy > other.search_accuracy
-    affordable = [c for c in tuned.candidates if c.price.value("cycles") <= 1.2 * tuned.base.price.value("cycles")]
+        assert one.cost.value("cycles") < other.cost.value("cycles") or one.search_accuracy > other.search_accuracy
+    affordable = [c for c in tuned.candidates if c.cost.value("cycles") <= 1.2 * tuned.base.cost.value("cycles")]
     assert tuned.chosen.search_accuracy == max(c.search_accuracy for c in affordable)
 
 
 def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: Path) -> None:
     """With others to judge by, and those that chose as before, the choice is the same, and its accuracy is theirs."""
     samples = _samples()
-    assert tuned.samples == {"calibrated": 5, "chose": 3, "judged": 2}
+    assert tuned.samples == {"calibration": 5, "search": 3, "test": 2}
     others = _samples(4, seed=7)
     recipe = _recipe(calibration_samples=samples[::2])
     found = tune(Uneven().eval(), recipe, samples[1::4], budget={"cycles": 1.2}, test_samples=others, cache_dir=folder)
-    assert found.samples == {"calibrated": 5, "chose": 3, "judged": 4}
+    assert found.samples == {"calibration": 5, "search": 3, "test": 4}
     assert found.chosen.precisions == tuned.chosen.precisions
     assert found.chosen.search_accuracy == tuned.chosen.search_accuracy
     assert found.chosen.accuracy != tuned.chosen.accuracy
@@ -158,7 +159,7 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     def never(*args: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(evaluator, "compile_delegates", never)
+    monkeypatch.setattr(plan_evaluator, "compile_delegates", never)
     assert tuned.verified is not None
     rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
     monkeypatch.setattr(accuracy.Evaluator, "rate_outputs", lambda self, outputs: rating)
@@ -169,7 +170,7 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
 def test_it_is_told_in_words_and_figures(tuned: Tuned) -> None:
     text = str(tuned)
     assert "chosen" in text
-    assert f"{tuned.chosen.price.cycles:,}" in text
+    assert f"{tuned.chosen.cost.cycles:,}" in text
     told = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
     assert told["recipe"]["recipe"] == "ETHOSU_U85_INT8"
     assert len(told["candidates"]) == len(tuned.candidates)
@@ -182,9 +183,9 @@ def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
     least = (tuned.base.search_accuracy + tuned.chosen.search_accuracy) / 2
     found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=least, cache_dir=folder)
     assert found.reached
-    exact = [c.price.value("cycles") for c in found.candidates if c.search_accuracy >= least]
+    exact = [c.cost.value("cycles") for c in found.candidates if c.search_accuracy >= least]
     assert found.chosen.search_accuracy >= least
-    assert found.chosen.price.value("cycles") == min(exact)
+    assert found.chosen.cost.value("cycles") == min(exact)
 
 
 def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
@@ -207,15 +208,15 @@ def test_a_metric_of_the_users() -> None:
     assert found.metric == "right"
     assert found.goal == "right at least 1"
     assert found.chosen.accuracy == found.verified == 1.0
-    assert found.base.price.cycles is None
-    assert found.base.price.traffic > 0
+    assert found.base.cost.cycles is None
+    assert found.base.cost.traffic > 0
 
 
 def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
     names = ["INT8_PER_TENSOR"]
     found = tune(Uneven().eval(), _recipe(), _samples(), candidate_precisions=names, budget={"flash": 1.0})
     assert {region.precision for region in found.regions} <= {"INT8", "INT8_PER_TENSOR"}
-    assert found.chosen.price.flash <= found.base.price.flash
+    assert found.chosen.cost.flash <= found.base.cost.flash
     assert found.chosen.search_accuracy >= found.base.search_accuracy
 
 
@@ -360,7 +361,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main.main(["tune", *base, *wanted, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reached"]
-    assert told["samples"] == {"calibrated": 3, "chose": 3, "judged": 4}
+    assert told["samples"] == {"calibration": 3, "search": 3, "test": 4}
     assert json.loads((tmp_path / "tuned.json").read_text()) == told["recipe"]
     output = ["-o", str(tmp_path / "model.pte")]
     tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration-samples", str(tmp_path / "samples.npz")]

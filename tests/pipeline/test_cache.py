@@ -25,6 +25,7 @@ from arm_recipes.cli.main import main
 from arm_recipes.pipeline.cache import key
 from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
+from arm_recipes.samples.sample import Inputs
 from tests.small_models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -229,14 +230,14 @@ def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], t
     copied = Path(shutil.copy(file, tmp_path))
     assert Store(tmp_path).read(copied.stem) is not None
     _spoiled(copied, how)
-    with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content is not what was written"):
+    with pytest.raises(CorruptEntry, match=r"^it is not a file of this cache|^its content does not match its digest"):
         Store(tmp_path).read(copied.stem)
 
 
 def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
     (file,) = made[0].glob("*.export")
     _spoiled(Path(shutil.copy(file, tmp_path)), "cut")
-    with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content is not what was written"):
+    with pytest.warns(ArmRecipesWarning, match="is ignored and replaced: its content does not match its digest"):
         again = _export(tmp_path)
     assert again.buffer == made[1].buffer
     assert "ignored and replaced" in again.report.notes[-1]
@@ -357,6 +358,33 @@ def test_what_holds_itself_has_a_digest() -> None:
     ring.append(ring)
     assert _digest(ring) == _digest(ring)
     assert _digest(ring) != _digest([1, [1]])
+
+
+def _sample_digest(*samples: Inputs) -> str:
+    digest = Digest()
+    for sample in samples:
+        digest.add_sample(sample)
+    return digest.hexdigest()
+
+
+def test_samples_that_differ_have_another_digest() -> None:
+    x, y = torch.zeros(2), torch.ones(2)
+    different: list[tuple[Inputs, ...]] = [(), (Inputs(x),), (Inputs(y),), (Inputs(x, x),), (Inputs((x, x)),)]
+    different += [(Inputs(x), Inputs(x)), (Inputs(x=x),), (Inputs(y=x),), (Inputs(x, 1),), (Inputs(x, None),)]
+    digests = [_sample_digest(*samples) for samples in different]
+    assert len(set(digests)) == len(digests)
+    assert _sample_digest(Inputs(torch.zeros(2))) == _sample_digest(Inputs(x))
+
+
+def test_samples_in_one_buffer_are_read_each_time() -> None:
+    """A data set may write each sample into the same tensor."""
+    digests = []
+    for value in (1.0, 2.0):
+        digest, buffer = Digest(), torch.zeros(2)
+        digest.add_sample(Inputs(buffer))
+        digest.add_sample(Inputs(buffer.fill_(value)))
+        digests.append(digest.hexdigest())
+    assert digests[0] != digests[1]
 
 
 @functools.wraps(torch.nn.functional.relu)

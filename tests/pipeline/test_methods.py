@@ -17,7 +17,8 @@ from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
+from arm_recipes.runtime.ethosu_blocks import NAME_LENGTH
+from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
 from arm_recipes.runtime.program import Program

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, prepare_qat
-from arm_recipes.explore.sweep.accuracy import compute_sqnr
+from arm_recipes.comparison.accuracy import sum_output_errors
 
 INT8 = ArmRecipeType.TOSA_INT8
 _SAMPLES = [(torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),) for seed in range(8)]
@@ -54,7 +54,7 @@ def _decibels(model: nn.Module, result: ExportResult) -> list[float]:
     """Of each output, over samples that calibrated it."""
     pairs = [(model(*x), result.run(*x)) for x in _SAMPLES[:2]]
     outputs = [list(zip(*map(pytree.tree_leaves, pair), strict=True)) for pair in pairs]
-    return [compute_sqnr(*zip(*found, strict=True)) for found in zip(*outputs, strict=True)]
+    return [sum_output_errors(*zip(*found, strict=True)).metrics.sqnr for found in zip(*outputs, strict=True)]
 
 
 @pytest.mark.parametrize("target", [INT8, ArmRecipeType.TOSA_A16W8, ArmRecipeType.ETHOSU_U55_INT8])
@@ -126,8 +126,8 @@ def test_what_the_model_returns_is_as_fine_as_its_operands(name: str, target: Ar
     model = _Joined(100.0, _RETURNED[name])
     before, after = (_exported(model, target, joins=joins) for joins in (False, True))
     fine = [pytree.tree_leaves(run(*_SAMPLES[0]))[0][:, :4] for run in (model, before.run, after.run)]
-    assert compute_sqnr(fine[:1], fine[1:2]) < 20
-    assert compute_sqnr(fine[:1], fine[2:]) > 35
+    assert sum_output_errors(fine[:1], fine[1:2]).metrics.sqnr < 20
+    assert sum_output_errors(fine[:1], fine[2:]).metrics.sqnr > 35
 
 
 def test_what_is_returned_as_integers_has_one_scale() -> None:

@@ -14,7 +14,8 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Fraction of the values at or below ``Losses.p999``; number of values above which it is estimated from a subset.
+#: Fraction of the values at or below ``IsolatedErrorSums.p999``; number of values above which it is estimated from a
+#: subset.
 _QUANTILE, _MAX_QUANTILE_VALUES = 0.999, 1 << 16
 
 
@@ -70,8 +71,8 @@ class ErrorSums:
 
 
 @dataclass
-class Losses:
-    """Quantization error that a layer adds by itself, on floating-point inputs; errors are sums of squares.
+class IsolatedErrorSums:
+    """Quantization error of an isolated layer, on floating-point inputs; errors are sums of squares.
 
     Attributes:
         noise: total error. ``weights``, ``rounding`` and ``clipping`` are the errors that each cause adds alone; their
@@ -100,8 +101,8 @@ class Losses:
     p999: float = 0.0
 
     @staticmethod
-    def of(reference: Tensor, unrounded: Tensor | None, grid: QuantizationGrid) -> Losses:
-        """Compute the losses of one tensor.
+    def of(reference: Tensor, unrounded: Tensor | None, grid: QuantizationGrid) -> IsolatedErrorSums:
+        """Compute the error sums of one tensor.
 
         Args:
             reference: result in floating point.
@@ -109,7 +110,7 @@ class Losses:
             grid: representable values of the result.
         """
         if not reference.numel():
-            return Losses()
+            return IsolatedErrorSums()
         x = _flatten(reference)
         low, high = grid.bounds
         minimum, maximum = map(float, torch.aminmax(x))
@@ -121,7 +122,7 @@ class Losses:
             rounding if unrounded is None and not clips else grid.round_values(x if unrounded is None else unrounded)
         )
         error = error if error is rounding else error.reshape(-1).sub_(x)
-        return Losses(
+        return IsolatedErrorSums(
             noise=_sum_of_squares(error),
             weights=0.0 if unrounded is None else _sum_of_squares(_flatten(unrounded) - x),
             rounding=_sum_of_squares(rounding),
@@ -171,11 +172,11 @@ def sum_errors(parts: Iterable[ErrorSums]) -> ErrorSums:
     return total
 
 
-def sum_losses(parts: Iterable[Losses]) -> Losses:
-    """Add up the losses of all samples."""
-    total = Losses()
+def sum_isolated_errors(parts: Iterable[IsolatedErrorSums]) -> IsolatedErrorSums:
+    """Add up the error sums of all samples."""
+    total = IsolatedErrorSums()
     for part in parts:
-        for field in fields(Losses):
+        for field in fields(IsolatedErrorSums):
             one, other = getattr(total, field.name), getattr(part, field.name)
             reduce = _REDUCTIONS.get(field.name)
             setattr(total, field.name, one + other if reduce is None else reduce(one, other))
@@ -194,7 +195,7 @@ def _max_or_nan(one: float, other: float) -> float:
     return one if one >= other or math.isnan(one) else other
 
 
-#: How fields of ``Losses`` are reduced over samples; the other fields are added.
+#: How fields of ``IsolatedErrorSums`` are reduced over samples; the other fields are added.
 _REDUCTIONS: dict[str, Callable[[float, float], float]] = {
     "max_error": _max_or_nan,
     "low": min,

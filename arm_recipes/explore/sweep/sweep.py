@@ -12,10 +12,11 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
-from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
+from arm_recipes.comparison.accuracy import Evaluator, Metric, check_metric
 from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
+from arm_recipes.explore.sweep.program_runner import ProgramRunner
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
@@ -93,8 +94,7 @@ def sweep(
         "config_ini": config_ini,
     }
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
-    if metric is not None and not callable(metric):
-        raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+    check_metric(metric)
     check_order("sweep", "recipes", recipes, samples)
     requested = list_configurations(recipes, varied, fixed)
     store = ResultStore(cache_dir)
@@ -102,11 +102,12 @@ def sweep(
     with suppress_warnings():
         program, originals, examples, notes = capture_model(model, samples, "sweep")
         lowered, precisions = _lower_all(program, examples, requested)
-        measure = AccuracyMeasurement(program, examples, originals, metric, store, progress_bars.track_samples)
-        accuracies, accuracy_notes = _measure_accuracies(measure, requested, lowered, precisions)
+        evaluator = Evaluator(program, examples, originals, metric)
+        runner = ProgramRunner(examples, store, progress_bars.track_samples)
+        accuracies, accuracy_notes = _measure_accuracies(evaluator, runner, requested, lowered, precisions)
         figures = _compile_all(requested, lowered, store, progress_bars)
     rows = [_make_row(c, lowered[index], figures.get(index), accuracies) for index, c in enumerate(requested)]
-    return Sweep(tuple(rows), measure.name, (*notes, *accuracy_notes))
+    return Sweep(tuple(rows), evaluator.metric_name, (*notes, *accuracy_notes))
 
 
 def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
@@ -155,7 +156,8 @@ def _lower_all(
 
 
 def _measure_accuracies(
-    measure: AccuracyMeasurement,
+    evaluator: Evaluator,
+    runner: ProgramRunner,
     requested: Sequence[Configuration],
     lowered: Sequence[LoweredProgram | str],
     precisions: dict[str, QuantizedProgram],
@@ -168,7 +170,8 @@ def _measure_accuracies(
     accuracies, notes = {}, []
     for group, members in groups.items():
         try:
-            accuracies[group] = measure(precisions[group[0]].program, members)
+            outputs = runner.outputs(precisions[group[0]].program, members)
+            accuracies[group] = evaluator.rate_outputs(outputs).metric
         except (ArmBackendError, ExportError, RunError) as error:
             group_name = f"{group[0]} on {', '.join(dict.fromkeys(member.spec.accelerator for member in members))}"
             notes.append(f"the accuracy of {group_name} was not measured: {error}")

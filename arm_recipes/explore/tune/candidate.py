@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from arm_recipes.explore.tune.cost import ProgramCost
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -17,14 +13,14 @@ class Candidate:
 
     Attributes:
         precisions: precision by module, as the option ``precisions`` of a recipe; it applies to all submodules.
-        price: estimated cost.
+        cost: estimated cost.
         sqnr: SQNR in dB against the floating-point model on the test samples, of the quantized program in PyTorch.
         accuracy: metric on the test samples; the SQNR without a metric.
         search_accuracy: metric on the search samples.
     """
 
     precisions: dict[str, str]
-    price: ProgramCost
+    cost: ProgramCost
     sqnr: float
     accuracy: float
     search_accuracy: float

@@ -21,7 +21,7 @@ def plot_candidates(
         from plotly.graph_objects import Figure
     except ImportError as error:
         raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    cost_kind = base.price.time_kind
+    cost_kind = base.cost.time_kind
     figure = Figure()
     groups = (
         ("programs", candidates, {"mode": "markers", "marker": {"color": "gray", "size": 8}}),
@@ -34,7 +34,7 @@ def plot_candidates(
             {
                 "type": "scatter",
                 "name": name,
-                "x": [candidate.price.value(cost_kind) for candidate in group],
+                "x": [candidate.cost.value(cost_kind) for candidate in group],
                 "y": [candidate.accuracy for candidate in group],
                 "text": [_hover_text(candidate) for candidate in group],
                 "hoverinfo": "text" if "markers" in style["mode"] else "skip",

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.export import ExportedProgram
 
+from arm_recipes.comparison.accuracy import Evaluator, Metric
 from arm_recipes.comparison.samples import prepare_samples
 from arm_recipes.explore.sweep.lowered import METHOD
-from arm_recipes.explore.tune.accuracy import Evaluator, Metric
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.sample import Inputs, Pattern
@@ -22,26 +22,30 @@ class DataSplit:
 
     Attributes:
         calibration: samples that calibrate activation ranges.
-        search: evaluator that the search selects programs by.
-        test: evaluator of the reported accuracy; ``search`` itself if there are too few samples.
+        search_evaluator: evaluator that the search selects programs by.
+        test_evaluator: evaluator of the reported accuracy; ``search_evaluator`` itself if there are too few samples.
     """
 
     calibration: list[Inputs]
-    search: Evaluator
-    test: Evaluator
+    search_evaluator: Evaluator
+    test_evaluator: Evaluator
 
     @property
     def sizes(self) -> dict[str, int]:
         """Number of samples of each part."""
-        parts = {"calibrated": self.calibration, "chose": self.search.samples, "judged": self.test.samples}
+        parts = {
+            "calibration": self.calibration,
+            "search": self.search_evaluator.samples,
+            "test": self.test_evaluator.samples,
+        }
         return {name: len(part) for name, part in parts.items()}
 
     @property
     def notes(self) -> list[str]:
         """Notes for the user."""
-        if self.test is not self.search:
+        if self.test_evaluator is not self.search_evaluator:
             return []
-        count = len(self.search.samples)
+        count = len(self.search_evaluator.samples)
         described = "the sample" if count == 1 else f"the {count} samples"
         return [
             f"accuracy is measured on {described} that the search selected by, as there are too few samples to hold "

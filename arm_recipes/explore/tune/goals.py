@@ -46,9 +46,9 @@ class Goal:
     min_accuracy: float | None
     metric: str
 
-    def is_within_limits(self, price: ProgramCost) -> bool:
+    def is_within_limits(self, cost: ProgramCost) -> bool:
         """Whether a cost exceeds no limit."""
-        return all(price.value(limit.kind) <= limit.most for limit in self.limits)
+        return all(cost.value(limit.kind) <= limit.most for limit in self.limits)
 
     def is_accurate_enough(self, accuracy: float) -> bool:
         """Whether an accuracy reaches the required one."""

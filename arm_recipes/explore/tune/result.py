@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from arm_recipes.result import ExportResult
 
 
-#: Names of the parts of the data split in the report, by their keys in ``Tuned.samples``.
-_PARTS = {"calibrated": "calibration", "chose": "search", "judged": "test"}
-
-
 @dataclass(frozen=True)
 class TunedRegion:
     """A region: modules that share a precision.
@@ -30,15 +26,16 @@ class TunedRegion:
         modules: modules with quantized inputs.
         precision: chosen precision.
         share: share of the total noise of all regions at the recipe's own precision.
-        prices: extra cost of each other precision over the recipe's own, in cycles or bytes of traffic. It is measured
-            with all other regions at the recipe's own and at the most accurate precision; this is the smaller one.
+        extra_costs: extra cost of each other precision over the recipe's own, in cycles or bytes of traffic. It is
+            measured with all other regions at the recipe's own and at the most accurate precision; this is the smaller
+            one.
     """
 
     module: str
     modules: tuple[str, ...]
     precision: str
     share: float
-    prices: dict[str, int]
+    extra_costs: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class Tuned(Renderable):
         regions: chosen precision of each region.
         metric: name of the accuracy metric.
         goal: goal of the search; ``reached``: whether the test samples reach it.
-        samples: number of calibration ("calibrated"), search ("chose") and test ("judged") samples. A note says if the
+        samples: number of samples: "calibration", "search" and "test". A note says if the
             search samples serve as test samples.
         notes: notes for the user, one sentence each.
     """
@@ -76,7 +73,7 @@ class Tuned(Renderable):
     def frontier(self) -> tuple[Candidate, ...]:
         """Pareto-optimal candidates by cost and search accuracy, the cheapest first."""
         frontier: list[Candidate] = []
-        for candidate in sorted(self.candidates, key=lambda c: (_main_cost(c.price), -c.search_accuracy)):
+        for candidate in sorted(self.candidates, key=lambda c: (_main_cost(c.cost), -c.search_accuracy)):
             if not frontier or candidate.search_accuracy > frontier[-1].search_accuracy:
                 frontier.append(candidate)
         return tuple(frontier)
@@ -105,22 +102,22 @@ class Tuned(Renderable):
 
     def sections(self) -> Iterator[Section]:
         """Yield headings with their rows, for text and HTML."""
-        relative = _main_cost(self.chosen.price) / max(_main_cost(self.base.price), 1)
+        relative = _main_cost(self.chosen.cost) / max(_main_cost(self.base.cost), 1)
         rows: list[tuple[str, ...]] = [
             ("goal", self.goal + ("" if self.reached else ": not reached")),
             (self.metric, f"{self.chosen.accuracy:.4g}, {self.base.accuracy:.4g} with {self.recipe.type_name} alone"),
             (
-                self.chosen.price.time_kind,
-                f"{_main_cost(self.chosen.price):,}, {relative:.3f} of {self.recipe.type_name}",
+                self.chosen.cost.time_kind,
+                f"{_main_cost(self.chosen.cost):,}, {relative:.3f} of {self.recipe.type_name}",
             ),
         ]
-        rows.append(("samples", ", ".join(f"{count} {_PARTS[part]}" for part, count in self.samples.items())))
+        rows.append(("samples", ", ".join(f"{count} {part}" for part, count in self.samples.items())))
         if self.verified is not None:
             rows.append(("verified", f"{self.verified:.4g}: exported program, executed"))
         yield "Tuned", rows
         header = (
             "",
-            self.base.price.time_kind,
+            self.base.cost.time_kind,
             "relative",
             "SRAM",
             "flash",
@@ -133,26 +130,25 @@ class Tuned(Renderable):
         marks[id(self.chosen)] = "chosen"
         candidate_rows = [_candidate_cells(c, self.base, marks.get(id(c), "")) for c in self.candidates]
         yield f"{len(candidate_rows)} programs (* Pareto-optimal on the search samples)", [header, *candidate_rows]
-        changed = [region for region in self.regions if region.share >= 0.001 or any(region.prices.values())]
+        changed = [region for region in self.regions if region.share >= 0.001 or any(region.extra_costs.values())]
         changed.sort(key=lambda region: -region.share)
         yield "Regions", [("noise share", "precision", "module", "extra cost"), *map(_region_cells, changed)]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
 
 
-def _main_cost(price: ProgramCost) -> int:
-    return price.value(price.time_kind)
+def _main_cost(cost: ProgramCost) -> int:
+    return cost.value(cost.time_kind)
 
 
 def _candidate_cells(candidate: Candidate, base: Candidate, mark: str) -> tuple[str, ...]:
-    price = candidate.price
-    main_cost = _main_cost(price)
+    main_cost = _main_cost(candidate.cost)
     return (
         mark,
         f"{main_cost:,}",
-        f"{main_cost / max(_main_cost(base.price), 1):.3f}",
-        "" if price.sram is None else format_bytes(price.sram),
-        format_bytes(price.flash),
+        f"{main_cost / max(_main_cost(base.cost), 1):.3f}",
+        "" if candidate.cost.sram is None else format_bytes(candidate.cost.sram),
+        format_bytes(candidate.cost.flash),
         f"{candidate.accuracy:.4g}",
         f"{candidate.search_accuracy:.4g}",
         _format_precisions(candidate.precisions),
@@ -166,5 +162,5 @@ def _format_precisions(precisions: dict[str, str]) -> str:
 
 
 def _region_cells(region: TunedRegion) -> tuple[str, ...]:
-    costs = ", ".join(f"{name} {price:+,}" for name, price in region.prices.items())
+    costs = ", ".join(f"{name} {cost:+,}" for name, cost in region.extra_costs.items())
     return f"{region.share:.1%}", region.precision, region.module or "(model)", costs

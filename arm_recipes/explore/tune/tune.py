@@ -23,14 +23,14 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
+from arm_recipes.comparison.accuracy import Metric, check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.explore.tune import goals, path
-from arm_recipes.explore.tune.accuracy import Metric
 from arm_recipes.explore.tune.candidate import Candidate
 from arm_recipes.explore.tune.cost import ProgramCost
 from arm_recipes.explore.tune.data_split import split_samples
-from arm_recipes.explore.tune.evaluator import PlanEvaluator
+from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
 from arm_recipes.explore.tune.regions import (
     PrecisionPlan,
     Region,
@@ -106,8 +106,7 @@ def tune(
     check_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
     goals.check_goal(budget, min_metric, max_drop)
-    if metric is not None and not callable(metric):
-        raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+    check_metric(metric)
     if max_drop is not None and metric is None:
         raise ValueError("max_drop: the SQNR of the floating-point model is infinite; use min_metric")
     precisions = _candidate_precisions(recipe, candidate_precisions, budget)
@@ -177,14 +176,14 @@ class _PrecisionSearch:
         split = evaluator.split
         self._goal, self._test_goal = (
             goals.make_goal(
-                budget, min_metric, max_drop, base=base.price, float_metric=part.float_metric(), metric=part.metric_name
+                budget, min_metric, max_drop, base=base.cost, float_metric=part.float_metric(), metric=part.metric_name
             )
-            for part in (split.search, split.test)
+            for part in (split.search_evaluator, split.test_evaluator)
         )
         # With a flash limit alone, cost is flash; otherwise time.
         limited_kinds = {limit.kind for limit in self._goal.limits}
         self._cost_kind = (
-            limited_kinds.pop() if len(limited_kinds) == 1 and limited_kinds <= {"flash"} else base.price.time_kind
+            limited_kinds.pop() if len(limited_kinds) == 1 and limited_kinds <= {"flash"} else base.cost.time_kind
         )
 
     def run(self, notes: Sequence[str]) -> Tuned:
@@ -233,7 +232,7 @@ class _PrecisionSearch:
     def _cost_regions(self, errors: Mapping[tuple[Region, str], float]) -> dict[tuple[Region, str], float]:
         """Return the extra cost of each precision of a region over the recipe's own; skip precisions without gain."""
         total = sum(noise for (_, name), noise in errors.items() if name == self._base_precision)
-        base = self._base_candidate.price
+        base = self._base_candidate.cost
         costs = {(region, self._base_precision): 0.0 for region, name in errors if name == self._base_precision}
         options = [
             (region, name)
@@ -313,7 +312,7 @@ class _PrecisionSearch:
         """Whether a candidate reaches the required accuracy, or without one exceeds the limits."""
         if self._goal.min_accuracy is not None:
             return self._goal.is_accurate_enough(candidate.search_accuracy)
-        return not self._goal.is_within_limits(candidate.price)
+        return not self._goal.is_within_limits(candidate.cost)
 
     def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
         """Return the indices of the last program before the goal is passed and of the first after."""
@@ -334,7 +333,7 @@ class _PrecisionSearch:
             selected = (
                 []
                 if current is None
-                else path.select_affordable(remaining, limit - current.price.value(self._cost_kind), fraction)
+                else path.select_affordable(remaining, limit - current.cost.value(self._cost_kind), fraction)
             )
             if current is None or not selected:
                 return
@@ -342,7 +341,7 @@ class _PrecisionSearch:
             for step in selected:
                 changed = with_region(changed, step.region, step.choice.precision)
             candidate = self._try_plan(changed)
-            is_affordable = candidate is not None and self._goal.is_within_limits(candidate.price)
+            is_affordable = candidate is not None and self._goal.is_within_limits(candidate.cost)
             if candidate is not None and is_affordable and candidate.search_accuracy > current.search_accuracy:
                 plan, current, fraction = changed, candidate, min(2 * fraction, 1.0)
                 remaining = [step for step in remaining if step not in selected]
@@ -361,7 +360,7 @@ class _PrecisionSearch:
             (cost,) = self._evaluator.estimate_costs([plan])
             if isinstance(cost, str):
                 return cost
-            if self._candidates and cost.cpu_operators > self._base_candidate.price.cpu_operators:
+            if self._candidates and cost.cpu_operators > self._base_candidate.cost.cpu_operators:
                 return "it leaves more operators on the CPU"
             rating = self._evaluator.rate_on_test(plan)
             settings = self._evaluator.with_plan(plan).options["precisions"]
@@ -372,14 +371,14 @@ class _PrecisionSearch:
     def _select_best(self) -> Candidate:
         """Select the candidate that reaches the goal on the search samples, or the one that comes closest."""
         candidates = list(self._candidates.values())
-        affordable = [c for c in candidates if self._goal.is_within_limits(c.price)]
+        affordable = [c for c in candidates if self._goal.is_within_limits(c.cost)]
         accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]
         if self._goal.min_accuracy is not None and accurate:
-            return min(accurate, key=lambda c: (c.price.value(self._cost_kind), -c.search_accuracy))
+            return min(accurate, key=lambda c: (c.cost.value(self._cost_kind), -c.search_accuracy))
         if affordable:
-            return max(affordable, key=lambda c: (*self._accuracy_key(c), -c.price.value(self._cost_kind)))
+            return max(affordable, key=lambda c: (*self._accuracy_key(c), -c.cost.value(self._cost_kind)))
         limit = self._goal.limits[0]
-        return min(candidates, key=lambda c: c.price.value(limit.kind))
+        return min(candidates, key=lambda c: c.cost.value(limit.kind))
 
     def _accuracy_key(self, candidate: Candidate) -> tuple[float, float]:
         rating = self._evaluator.rate_on_search(self._plan_of(candidate))
@@ -413,7 +412,7 @@ class _PrecisionSearch:
             for region in regions
         ]
         accuracy = chosen.accuracy if verified is None else verified
-        reached = self._test_goal.is_within_limits(chosen.price) and self._test_goal.is_accurate_enough(accuracy)
+        reached = self._test_goal.is_within_limits(chosen.cost) and self._test_goal.is_accurate_enough(accuracy)
         if not reached:
             notes.append(self._missed_goal_note(chosen, accuracy))
         return Tuned(
@@ -422,7 +421,7 @@ class _PrecisionSearch:
             chosen=chosen,
             base=self._base_candidate,
             verified=verified,
-            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.value(c.price.time_kind))),
+            candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.cost.value(c.cost.time_kind))),
             regions=tuple(rows),
             metric=self._goal.metric,
             goal=str(self._test_goal),
@@ -433,7 +432,7 @@ class _PrecisionSearch:
 
     def _missed_goal_note(self, chosen: Candidate, accuracy: float) -> str:
         """Explain why the goal was not reached."""
-        if self._goal.is_within_limits(chosen.price) and self._goal.is_accurate_enough(chosen.search_accuracy):
+        if self._goal.is_within_limits(chosen.cost) and self._goal.is_accurate_enough(chosen.search_accuracy):
             return (
                 f"the goal is reached on the search samples ({chosen.search_accuracy:.4g}) but not on the test samples "
                 f"({accuracy:.4g}): give more samples, or require a little more than is needed"
@@ -445,12 +444,12 @@ class _PrecisionSearch:
         split = self._evaluator.split
         best = export(self._evaluator.program, recipe, split.calibration, progress=False)
         try:
-            samples = self._with_progress(split.test.samples, "running", "sample")
+            samples = self._with_progress(split.test_evaluator.samples, "running", "sample")
             outputs = [best.run_real(sample) for sample in samples]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, split.test.rate_outputs(outputs).metric
+        return best, split.test_evaluator.rate_outputs(outputs).metric
 
     def _with_progress(self, items: Sequence[Any], activity: str, unit: str) -> Iterable[Any]:
         return progress_bar(items, activity, unit, shown=self._shows_progress, count=len(items))

@@ -20,6 +20,8 @@ from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from arm_recipes.samples.sample import Inputs
+
 #: Packages whose code is identified by their version or by a digest of their sources.
 PACKAGES = (
     "arm_recipes",
@@ -64,6 +66,16 @@ class Digest:
         """
         self._hash.update(self._of(value))
 
+    def add_sample(self, sample: Inputs) -> None:
+        """Add the inputs of one call: their structure, tensors and constants. Does not keep the sample alive.
+
+        Raises:
+            NotCacheable: a tensor is sparse.
+        """
+        leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
+        parts = (_tensor(leaf.cpu()) if isinstance(leaf, torch.Tensor) else self._of(leaf) for leaf in leaves)
+        self._hash.update(_hash("sample", str(spec).encode(), *parts))
+
     def _of(self, value: Any) -> bytes:
         if isinstance(value, _PLAIN):
             return _hash(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
@@ -92,8 +104,7 @@ class Digest:
         if isinstance(value, (set, frozenset)):
             return _hash("set", *sorted(map(self._of, value)))
         if isinstance(value, (list, tuple)):
-            keywords = [getattr(value, "keywords", None)]  # of ``Inputs``
-            return _hash("list", _kind(value).encode(), *map(self._of, [*value, *keywords]))
+            return _hash("list", _kind(value).encode(), *map(self._of, value))
         return self._of_object(value)
 
     def _of_object(self, value: Any) -> bytes:

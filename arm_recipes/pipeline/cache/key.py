@@ -26,7 +26,7 @@ from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.recipe.recipe import NOT_SERIALIZABLE, ArmRecipe
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.samples.inputs import Model
+from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs, Pattern
 
 #: Metadata of a node that affects the program or its report.
@@ -55,8 +55,7 @@ class ReadSamples(Calibration):
     def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
         digest = Digest()
         for sample in self._given._samples(pattern):
-            digest.add(tuple(sample))
-            digest.add(sample.keywords)
+            digest.add_sample(sample)
             yield sample
         self.digests.add(digest.hexdigest())
 
@@ -65,7 +64,7 @@ def key_of(
     recipe: ArmRecipe,
     models: Mapping[str, Model],
     programs: Mapping[str, ExportedProgram],
-    examples: Mapping[str, Any],
+    examples: Examples,
     extra: Any,
 ) -> str:
     """The cache key of an export.
@@ -88,7 +87,10 @@ def key_of(
         digest.add(method)
         _add_program(digest, program, places)
     digest.add(_module_identities(models))
-    digest.add({method: list(samples) for method, samples in examples.items()})
+    for method, samples in examples.items():
+        digest.add((method, len(samples)))
+        for sample in samples:
+            digest.add_sample(sample)
     digest.add(extra)
     return digest.hexdigest()
 

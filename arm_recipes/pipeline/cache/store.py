@@ -63,7 +63,7 @@ class Store:
         """Read the entry of a key; None if there is none.
 
         Raises:
-            CorruptEntry: the file is unreadable, or its content is not what was written.
+            CorruptEntry: the file is unreadable, or its content does not match its digest.
         """
         try:
             data = self.file(key).read_bytes()
@@ -76,7 +76,7 @@ class Store:
             raise CorruptEntry("it is not a file of this cache")
         content = memoryview(data)[start:]
         if data[len(_MAGIC) : start] != _entry_digest(key, content):
-            raise CorruptEntry("its content is not what was written")
+            raise CorruptEntry("its content does not match its digest")
         try:
             report, program, warnings = _Reader(io.BytesIO(content)).load()
         except Exception as error:  # pickle raises exceptions of many types

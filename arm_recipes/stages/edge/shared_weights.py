@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, is_u85, pack_stream
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
-from arm_recipes.runtime.ethosu_payload import externalize_weights, read_parts
+from arm_recipes.runtime.ethosu_blocks import externalize_weights
+from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.payload_parts import split_payload, weights_name
 from arm_recipes.runtime.tosa_graph import constant_spans
 

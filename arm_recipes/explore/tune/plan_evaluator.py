@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
 from arm_recipes._internal.parallel import in_parallel
+from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
 from arm_recipes.explore.sweep.rows import Figures
-from arm_recipes.explore.tune.accuracy import Evaluator, Rating
 from arm_recipes.explore.tune.cost import ProgramCost, estimate_cost
 from arm_recipes.explore.tune.regions import PrecisionPlan, minimal_settings
+from arm_recipes.pipeline.cache.digest import Digest
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -50,7 +50,7 @@ class PlanEvaluator:
         self.program, self.recipe, self.default_precision, self.split = program, recipe, default_precision, split
         self._store = store
         self._content = _content_digest(program, recipe, split.calibration)
-        evaluators = (split.search, split.test)
+        evaluators = (split.search_evaluator, split.test_evaluator)
         self._samples_digests = {evaluator: _samples_digest(evaluator.samples) for evaluator in evaluators}
         self._ratings: dict[str, Rating] = {}
         self._costs: dict[str, ProgramCost | str] = {}
@@ -66,11 +66,11 @@ class PlanEvaluator:
         Raises:
             ExportError, ArmBackendError: the program cannot be quantized with this plan.
         """
-        return self._rate(plan, self.split.search)
+        return self._rate(plan, self.split.search_evaluator)
 
     def rate_on_test(self, plan: PrecisionPlan) -> Rating:
         """Rate the plan's quantized program on the test samples; raises as ``rate_on_search``."""
-        return self._rate(plan, self.split.test)
+        return self._rate(plan, self.split.test_evaluator)
 
     def _rate(self, plan: PrecisionPlan, evaluator: Evaluator) -> Rating:
         key = self._key(plan, self._samples_digests[evaluator])
@@ -184,23 +184,17 @@ def _without_warnings() -> Iterator[None]:
 
 def _content_digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
     """Hash the model, recipe, calibration samples and tool versions. The keys of ratings include the hash."""
-    digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
-    for package in ("arm-recipes", "torch", "ethos-u-vela"):
-        digest.update(version(package).encode())
-    digest.update(str(program.graph).encode())
-    _update_digest(digest, [*program.state_dict.values(), *program.constants.values()])
-    digest.update(_samples_digest(calibration).encode())
+    digest = Digest()
+    digest.add((recipe.to_dict(), [version(package) for package in ("arm-recipes", "torch", "ethos-u-vela")]))
+    digest.add(str(program.graph))
+    for constant in (*program.state_dict.values(), *program.constants.values()):
+        digest.add(constant.cpu() if isinstance(constant, torch.Tensor) else repr(constant))
+    digest.add(_samples_digest(calibration))
     return digest.hexdigest()
 
 
-def _samples_digest(samples: Sequence[Inputs]) -> str:
-    digest = hashlib.sha256()
-    _update_digest(digest, [(tuple(sample), sample.keywords) for sample in samples])
+def _samples_digest(samples: Iterable[Inputs]) -> str:
+    digest = Digest()
+    for sample in samples:
+        digest.add_sample(sample)
     return digest.hexdigest()
-
-
-def _update_digest(digest: Any, values: Any) -> None:
-    for leaf in pytree.tree_leaves(values):
-        digest.update(repr((leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf).encode())
-        if isinstance(leaf, torch.Tensor):
-            digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())

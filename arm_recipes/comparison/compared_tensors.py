@@ -1,0 +1,149 @@
+"""Compared tensors: the tensors of a captured program whose values a comparison measures."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from arm_backend_core.nodes import (
+    boundary_source,
+    is_dequantize,
+    is_float,
+    is_quantize,
+    modules_of,
+    operator_name,
+    source_line,
+)
+from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.program import constants_of
+from arm_backend_core.quantization.diagnostics.error_metrics import QuantizationGrid
+
+
+@dataclass(frozen=True)
+class ComparedTensor:
+    """A tensor that is compared.
+
+    Attributes:
+        name: name of the step that holds it.
+        float_step: name of the step that holds it in floating point, before quantization.
+        node: node of the captured program that computes it.
+        grid: quantization grid; None if the tensor is not quantized.
+        is_data_movement: whether it only rearranges values on the same grid, without loss.
+        is_fixed: whether the operator fixes the grid, regardless of calibration.
+        dtype: dtype in the program.
+        operator, module, source: ATen operator, path of the submodule, line of the model. For a fused layer (an
+            operator with weights and its activation): both operators, module and line of the first.
+        readers: submodules that consume it; empty if the model itself does, or nothing does.
+        weights: quantized constants that only this tensor's operators read.
+    """
+
+    name: str
+    float_step: str
+    node: str
+    grid: QuantizationGrid | None
+    is_data_movement: bool
+    is_fixed: bool
+    dtype: str
+    operator: str
+    module: str
+    readers: tuple[str, ...]
+    source: str
+    weights: tuple[str, ...] = ()
+
+
+def find_compared_tensors(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[ComparedTensor]:
+    """List the quantized tensors, and the floating-point tensors that are not fused into a quantized result."""
+    tensors = []
+    fused: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
+        if computes and node.users and all(is_quantize(user) or user in fused for user in node.users):
+            fused.add(node)
+    varying = set(program.graph.find_nodes(op="placeholder")) - constants_of(program).keys()
+    for node in program.graph.nodes:
+        if not varying.isdisjoint(node.all_input_nodes):
+            varying.add(node)
+        if node.op != "call_function" or is_dequantize(node) or node in fused or node not in varying:
+            continue
+        if is_quantize(node):
+            tensors.append(_compared_tensor(node, node.args[0], _grid(node), floats))
+        elif is_float(node) and isinstance(node.meta["val"], Tensor):
+            tensors.append(_compared_tensor(node, node, None, floats))
+    return tensors
+
+
+def _compared_tensor(
+    node: Node, value: Node, grid: QuantizationGrid | None, floats: Mapping[str, Tensor]
+) -> ComparedTensor:
+    source = boundary_source(value)
+    producer = source.args[0] if source.target is operator.getitem else source
+    assert isinstance(producer, Node)
+    weights = _quantized_weights(value, floats)
+    reader = next(iter(weights.values()), producer)  # users call this the layer, with or without an activation
+    *_, module = ("", *modules_of(reader))
+    operators = [operator_name(node) for node in dict.fromkeys((reader, producer))]
+    return ComparedTensor(
+        name=node.name,
+        float_step=value.name,
+        node=source.name,
+        grid=grid,
+        is_data_movement=_is_lossless_move(producer, grid),
+        is_fixed=getattr(find_record(producer), "fixed_range", None) is not None,
+        dtype=str(node.meta["val"].dtype).removeprefix("torch."),
+        operator="input" if producer.op == "placeholder" else " + ".join(operators),
+        module=module,
+        readers=_reader_modules(node),
+        source=source_line(reader),
+        weights=tuple(weights),
+    )
+
+
+def _reader_modules(node: Node) -> tuple[str, ...]:
+    """Return the submodules that compute with a tensor, looking through data movement."""
+    modules: dict[str, None] = {}
+    pending = list(node.users)
+    while pending:
+        user = pending.pop(0)
+        if is_quantize(user) or is_dequantize(user) or is_data_movement(user):
+            pending += user.users
+        elif user.op == "call_function":
+            modules[("", *modules_of(user))[-1]] = None
+    return () if "" in modules else tuple(modules)
+
+
+def _is_lossless_move(node: Node, grid: QuantizationGrid | None) -> bool:
+    """Whether a node only moves data, and all its inputs have the grid of its result."""
+    sources = [source for source in node.all_input_nodes if is_float(source)]
+    is_same_grid = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in sources)
+    return is_data_movement(node) and bool(sources) and is_same_grid
+
+
+def _quantized_weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
+    """Return the quantized constants read between a tensor and the next quantized tensors, with their readers."""
+    readers: dict[str, Node] = {}
+    seen, pending = {node}, [node] if floats else []
+    while pending:
+        reader = pending.pop()
+        for source in reader.all_input_nodes:
+            if is_dequantize(source):
+                value = source.args[0]
+                if isinstance(value, Node) and value.name in floats:
+                    readers[value.name] = reader
+            elif source.op == "call_function" and not is_quantize(source) and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return readers
+
+
+def _grid(node: Node) -> QuantizationGrid | None:
+    """Return the grid of a quantize or dequantize node; None for per-channel or computed parameters."""
+    args = node.args[1:5]
+    if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
+        return None
+    scale, zero_point, least, most = args
+    return QuantizationGrid(float(scale), int(zero_point), int(least), int(most))  # type: ignore[arg-type]

@@ -1,0 +1,134 @@
+"""Errors of each layer in a comparison, from the error sums of all samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from arm_backend_core.quantization.diagnostics.error_metrics import (
+    ErrorSums,
+    IsolatedErrorSums,
+    decibels,
+    sum_errors,
+    sum_isolated_errors,
+)
+from arm_recipes.comparison.advice import LayerDiagnosis, QuantizedConstant
+from arm_recipes.comparison.compared_tensors import ComparedTensor
+from arm_recipes.comparison.interpreter_plan import InterpreterPlan, dequantize_constant
+from arm_recipes.comparison.result import WORST_COUNT, IsolatedError, LayerGap
+from arm_recipes.comparison.worker_job import ProgramSpec, SampleResult, measure_layer_effects
+from arm_recipes.stages.quantize import FloatProgram
+
+#: Number of samples that measure the output SQNR with one quantized layer.
+_EFFECT_SAMPLES = 4
+
+
+def _layer_gap(tensor: ComparedTensor, parts: Sequence[ErrorSums], tapped: frozenset[str]) -> LayerGap:
+    return LayerGap(
+        name=tensor.node,
+        operator=tensor.operator,
+        module=tensor.module,
+        source=tensor.source,
+        dtype=tensor.dtype,
+        scale=tensor.grid.scale if tensor.grid else None,
+        zero_point=tensor.grid.zero_point if tensor.grid else None,
+        moves=tensor.is_data_movement,
+        value_source="program" if tensor.name in tapped else "PyTorch",
+        gap=sum_errors(parts).metrics,
+    )
+
+
+def compute_layer_gaps(
+    spec: ProgramSpec,
+    results: Sequence[SampleResult],
+    original: FloatProgram | None,
+    inputs: Sequence[Sequence[torch.Tensor]],
+) -> list[LayerGap]:
+    """Compute the errors of a program's layers against the floating-point model, with causes and remedies.
+
+    Args:
+        spec: the program.
+        results: results of the samples.
+        original: the model before quantization; None if this export did not quantize it.
+        inputs: inputs of the samples that layers are compared with.
+    """
+    plan = spec.plan
+    if plan is None:
+        return []
+    output_sqnr = _isolated_output_sqnr(plan, results, inputs)
+    tapped, ranges = spec.tapped_tensors, original.ranges if original is not None else {}
+    gaps = []
+    for compared in plan.tensors:
+        parts = [result.layers[compared.name] for result in results if compared.name in result.layers]
+        if not parts:
+            continue
+        gap = _layer_gap(compared, parts, tapped)
+        errors = _isolated_errors(compared, results)
+        if compared.grid is not None and errors.count:
+            weights = tuple(_quantized_constant(plan, name, original) for name in compared.weights)
+            calibrated = ranges.get(compared.name)
+            isolated = IsolatedError(
+                sqnr=decibels(errors.signal, errors.noise),
+                max_error=errors.max_error,
+                clipped=errors.clipped / errors.count,
+                range=compared.grid.bounds,
+                values=(errors.low, errors.high),
+                calibrated=calibrated,
+                p999=errors.p999,
+                output=output_sqnr.get(compared.name),
+                advice=LayerDiagnosis(
+                    errors, compared.grid, compared.is_fixed, calibrated, weights, compared.readers
+                ).advice,
+            )
+            gap = replace(gap, isolated=isolated, weights=weights)
+        gaps.append(gap)
+    return gaps
+
+
+def _isolated_errors(tensor: ComparedTensor, results: Sequence[SampleResult]) -> IsolatedErrorSums:
+    return sum_isolated_errors(result.isolated[tensor.name] for result in results if tensor.name in result.isolated)
+
+
+def _isolated_output_sqnr(
+    plan: InterpreterPlan, results: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]
+) -> dict[str, float]:
+    """Measure the first output's SQNR with one layer quantized, for each of the worst isolated layers."""
+    if plan.has_state:
+        return {}
+    errors_by_tensor = {compared: _isolated_errors(compared, results) for compared in plan.tensors}
+    sqnr_by_tensor = {
+        compared: decibels(errors.signal, errors.noise) for compared, errors in errors_by_tensor.items() if errors.count
+    }
+    worst = sorted(sqnr_by_tensor, key=lambda compared: sqnr_by_tensor[compared])[:WORST_COUNT]
+    sums: dict[str, list[ErrorSums]] = {compared.name: [] for compared in worst}
+    for sample in inputs[:_EFFECT_SAMPLES]:
+        for name, part in measure_layer_effects(plan, worst, sample).items():
+            sums[name].append(part)
+    return {name: sum_errors(parts).metrics.sqnr for name, parts in sums.items() if parts}
+
+
+def _quantized_constant(plan: InterpreterPlan, name: str, original: FloatProgram | None) -> QuantizedConstant:
+    step, dequantized = dequantize_constant(plan, name)
+    original_values = plan.float_constants[name]
+    least, most = step.args[-3:-1]
+    parameters = {} if original is None else original.program.graph_signature.inputs_to_parameters
+    node = name.removesuffix("_quantized")
+    node = node if node in parameters else node.rstrip("_")  # a batch normalization was folded into it
+    return QuantizedConstant(
+        parameters.get(node, node),
+        most - least + 1,
+        "per_channel" in str(step.target),
+        ErrorSums.of(original_values, dequantized).metrics.sqnr,
+    )
+
+
+def compute_program_layer_gaps(spec: ProgramSpec, results: Sequence[SampleResult]) -> list[LayerGap]:
+    """Compute the errors of a program's layers against another program's, matched by name."""
+    gaps, tapped = {}, spec.tapped_tensors
+    for compared in spec.plan.tensors if spec.plan is not None else ():
+        parts = [result.layers[compared.node] for result in results if compared.node in result.layers]
+        if parts:
+            gaps[compared.node] = _layer_gap(compared, parts, tapped)
+    return list(gaps.values())

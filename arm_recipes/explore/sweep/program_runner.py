@@ -1,0 +1,75 @@
+"""Execution of a sweep's programs on this machine, with a cache of their outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.errors import ArmBackendError
+from arm_recipes._internal.messages import ExportError
+from arm_recipes.explore.sweep.configurations import Configuration
+from arm_recipes.explore.sweep.lowered import METHOD
+from arm_recipes.explore.sweep.result_store import ResultStore
+from arm_recipes.pipeline.cache.digest import Digest
+from arm_recipes.pipeline.export import run_export
+from arm_recipes.samples.sample import Inputs
+
+
+class ProgramRunner:
+    """Compiles the programs of a sweep and executes them on this machine.
+
+    Args:
+        samples: samples as the model takes them.
+        store: cache of outputs.
+        with_progress: wraps the iterable of samples, with or without a progress bar.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Inputs],
+        store: ResultStore,
+        with_progress: Callable[[Iterable[Inputs]], Iterable[Inputs]],
+    ) -> None:
+        self._samples, self._store, self._with_progress = samples, store, with_progress
+
+    def outputs(self, program: ExportedProgram, configurations: Iterable[Configuration]) -> list[Any]:
+        """Return the outputs of a quantized program for each sample.
+
+        Args:
+            program: quantized program.
+            configurations: configurations with bit-equal results. The first that compiles is executed.
+
+        Raises:
+            ExportError, ArmBackendError: no configuration compiles; this is the last one's error.
+            RunError: this machine cannot run the program.
+        """
+        by_accelerator = {configuration.spec.accelerator: configuration for configuration in configurations}
+        last_error: Exception | None = None
+        for configuration in by_accelerator.values():
+            try:
+                result = run_export(program, configuration.export_recipe(), list(self._samples), progress=False)
+                break
+            except (ArmBackendError, ExportError) as error:
+                last_error = error
+        else:
+            assert last_error is not None
+            raise last_error
+        key = _outputs_key(result.buffer, self._samples)
+        leaves = self._store.load_outputs(key)
+        if leaves is None:
+            runs = (result.run(sample) for sample in self._with_progress(self._samples))
+            leaves = [pytree.tree_leaves(output) for output in runs]
+            self._store.save_outputs(key, leaves)
+        return [pytree.tree_unflatten(values, result.out_specs[METHOD]) for values in leaves]
+
+
+def _outputs_key(buffer: bytes, samples: Sequence[Inputs]) -> str:
+    """Return the cache key of a program's outputs: a hash of the program and its samples."""
+    digest = Digest()
+    digest.add(buffer)
+    for sample in samples:
+        digest.add_sample(sample)
+    return digest.hexdigest()

@@ -1,0 +1,183 @@
+"""Blocks of an Ethos-U payload, and weights that are kept outside of it.
+
+Each block has a name, a length and its data, aligned to 16 bytes. Weights that several delegates share are named data
+of the program; the block holds their name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from arm_recipes.runtime.errors import PayloadError
+
+#: Looks up named data of a program by its key; returns None if there is none.
+NamedDataLookup = Callable[[str], bytes | memoryview | None]
+#: Size of a block's header in bytes, and the offsets of its length field and of its external-data flag.
+_HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
+#: Alignment of blocks, and of the commands in a stream, in bytes.
+ALIGNMENT: Final = 16
+#: Length of the key of external data; ExecuTorch's own EthosUBackend accepts no other length.
+NAME_LENGTH: Final = 64
+
+
+class BlockName(StrEnum):
+    """Names of the blocks, in the order in which the compiler writes them."""
+
+    HEADER = "vela_bin_stream"
+    COMMANDS = "cmd_data"
+    WEIGHTS = "weight_data"
+    SCRATCH = "scratch_size"
+    INPUTS = "inputs"
+    OUTPUTS = "outputs"
+    FOOTER = "vela_end_stream"
+
+
+_NAME_BY_BYTES: Final = {name.encode().ljust(16, b"\0"): name for name in BlockName}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a payload.
+
+    Attributes:
+        name: name of the block.
+        data: its data, or the key of external data.
+        offset: offset of the data in the payload.
+        external: whether the data is named data of the program.
+    """
+
+    name: str
+    data: memoryview
+    offset: int
+    external: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return len(self.data)
+
+    def number(self, at: int, layout: str = "<I") -> int:
+        """Read the number at an offset; ``layout`` is a format of ``struct``."""
+        value: int = struct.unpack_from(layout, self.data, at)[0]
+        return value
+
+    def damaged(self, at: int, reason: str) -> PayloadError:
+        """Create the error for damage at an offset of the data."""
+        return damage_error(self.name, self.offset + at, reason)
+
+    def check_length(self, length: int) -> None:
+        """Check the length of the data.
+
+        Raises:
+            PayloadError: it has another length.
+        """
+        if self.size != length:
+            raise self.damaged(_LENGTH_AT - _HEADER_BYTES, f"its length is {self.size} bytes, not {length}")
+
+
+def damage_error(block: str, offset: int, reason: str) -> PayloadError:
+    """Create the error for a damaged block; ``offset`` is from the start of the payload."""
+    return PayloadError(f"block '{block}' at byte {offset}: {reason}")
+
+
+def read_blocks(data: memoryview) -> dict[str, Block]:
+    """Split a payload into blocks, by name. Validates names, headers and lengths, but not the content.
+
+    Raises:
+        PayloadError: a block is truncated, damaged, missing or repeated; the message says which one and where.
+    """
+    blocks: dict[str, Block] = {}
+    at, last = 0, str(BlockName.HEADER)
+    while at < len(data):
+        block, at = _read_block(data, at, last, blocks)
+        blocks[block.name] = block
+        last = block.name
+        if last == BlockName.FOOTER and at < len(data):
+            raise damage_error(last, at, f"{len(data) - at} bytes follow the last block")
+    for name in BlockName:
+        if name not in blocks:
+            raise damage_error(name, len(data), "the payload ends without this block")
+    return blocks
+
+
+def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, Block]) -> tuple[Block, int]:
+    """Read the block at ``start``, which follows the block ``last``; also returns the offset of the next block."""
+    remaining = len(data) - start
+    if remaining < _HEADER_BYTES:
+        tail = f"{remaining} follow this one" if start else f"the payload {remaining}"
+        raise damage_error(last, start, f"the header of a block has {_HEADER_BYTES} bytes, {tail}")
+    name = _NAME_BY_BYTES.get(bytes(data[start : start + 16]))
+    if start == 0 and name != BlockName.HEADER:
+        reason = "the bytes do not start with this block: not a program compiled for an Ethos-U"
+        raise damage_error(BlockName.HEADER, 0, reason)
+    if name is None:
+        raise damage_error(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
+    if name in known:
+        raise damage_error(name, start, "the block occurs twice")
+    header = data[start : start + _HEADER_BYTES]
+    external = header[_EXTERNAL_AT] == 1
+    if external and name != BlockName.WEIGHTS:
+        reason = "its data is kept outside the payload, which is not supported: export it inline"
+        raise damage_error(name, start + _EXTERNAL_AT, reason)
+    for at in range(_EXTERNAL_AT + external, _HEADER_BYTES):
+        if header[at] != 0:
+            raise damage_error(name, start + at, f"reserved byte is {header[at]}, not 0")
+    length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
+    remaining -= _HEADER_BYTES
+    if length > remaining:
+        reason = f"its length is {length} bytes, {remaining} are left in the payload"
+        raise damage_error(name, start + _LENGTH_AT, reason)
+    first, padding = start + _HEADER_BYTES, -length % ALIGNMENT
+    if padding > remaining - length:
+        raise damage_error(
+            name, first + length, f"{padding} bytes of padding, {remaining - length} are left in the payload"
+        )
+    if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
+        wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
+        reason = f"{wrong}: export the program again"
+        raise damage_error(name, start + _EXTERNAL_AT, reason)
+    return Block(name, data[first : first + length], first, external), first + length + padding
+
+
+def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
+    """Look up external weights in the program's named data.
+
+    Raises:
+        PayloadError: there is no named data with this key.
+    """
+    data = find(name)
+    if data is None:
+        raise PayloadError(
+            f"the weights '{name}', which methods share, are not among the program's named data: "
+            "load the program with arm_recipes.load, or export it again"
+        )
+    return data
+
+
+def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
+    """Inline external weights into a payload; other payloads, damaged ones too, are returned unchanged."""
+    try:
+        blocks = read_blocks(memoryview(data)) if len(data) else {}
+    except PayloadError:
+        return data  # the parser reports the damage
+    weights = blocks.get(BlockName.WEIGHTS)
+    if weights is None or not weights.external:
+        return data
+    from arm_backend_core.backends.payload import block_stream
+
+    contents = {name: bytes(block.data) for name, block in blocks.items()}
+    contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find))
+    return block_stream(list(contents.items()))
+
+
+def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
+    """Replace the commands of a payload, and its weights by the key ``name`` of external weights."""
+    from arm_backend_core.backends.payload import block_stream
+
+    blocks = {key: bytes(block.data) for key, block in read_blocks(memoryview(data)).items()}
+    blocks |= {BlockName.COMMANDS: commands, BlockName.WEIGHTS: name.encode()}
+    return block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))
