@@ -87,6 +87,6 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 @pytest.fixture(scope="session")
 def accelerators(pytestconfig: pytest.Config) -> tuple[str, ...]:
     """The NPUs that ``make test`` has the time for, or more of them."""
-    from tests.runtime.ethosu_emulator import ACCELERATORS, OTHERS
+    from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 
-    return (*ACCELERATORS, *OTHERS) if pytestconfig.getoption("verify") else ACCELERATORS
+    return (*ACCELERATORS, *VERIFY_ACCELERATORS) if pytestconfig.getoption("verify") else ACCELERATORS

@@ -20,12 +20,13 @@ from arm_backend_core.tosa.legalize import LegalizingBuilder
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
+from tests.accelerators import ACCELERATORS
 
 Body = Callable[..., Value | tuple[Value, ...]]
 Input = tuple[tuple[int, ...], DType]
 #: What Vela takes of TOSA 1.0, without any family's limits.
 EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
-_ACCELERATORS = {"ethos-u55": "ethos-u55-128", "ethos-u65": "ethos-u65-256", "ethos-u85": "ethos-u85-256"}
+_ACCELERATORS = {name.rpartition("-")[0]: name for name in ACCELERATORS}
 
 
 def family(name: str, release: vela.Release | None = None) -> Target:

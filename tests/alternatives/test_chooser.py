@@ -49,11 +49,12 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 from arm_recipes import ArmRecipeType, ExportRecipe, export
+from tests.accelerators import ACCELERATORS
 from tests.graphs import family, graph, npu_cycles
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.verify_only import mark_verify
 
-SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
+SPECS = [EthosUCompileSpec(name) for name in ACCELERATORS]
 
 
 def drawn(rng: np.random.Generator) -> CostFunction:

@@ -166,6 +166,22 @@ def test_flags_change_the_program() -> None:
     assert struct.unpack("<10i", stream["outputs"])[9] == 4
 
 
+@pytest.mark.parametrize("direct_drive", [False, True])
+def test_unused_inputs_enlarge_the_scratch_except_with_direct_drive(direct_drive: bool) -> None:
+    flags = ["--cop-format=COP2", "--separate-io-regions"] if direct_drive else []
+    spec, flatbuffer = EthosUCompileSpec("ethos-u85-256", extra_flags=flags), conv2d()
+    used = _blocks(_compile(spec, flatbuffer).data)
+    payload = compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, unused_inputs={1: (5000, 4)})
+    blocks = _blocks(payload.data)
+    (_, *convolved), (count, *both) = struct.unpack("<10i", used["inputs"]), struct.unpack("<19i", blocks["inputs"])
+    assert (count, both[:9]) == (2, convolved)
+    (scratch,), (used_scratch,) = (struct.unpack("<I", x["scratch_size"]) for x in (blocks, used))
+    end = convolved[7] + 8 * 8 * 4
+    address, expected_scratch = (-1, used_scratch) if direct_drive else (end, end + 5000 * 4)
+    assert both[9:] == [1, 1, 1, 1, 1, 5000, 4, address, 1]
+    assert scratch == expected_scratch
+
+
 def test_verbose_output_stays_out_of_the_terminal(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--verbose-register-command-stream"])
     spec.dump_intermediate_artifacts_to(tmp_path)

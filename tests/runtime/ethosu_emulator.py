@@ -21,10 +21,6 @@ from tests.ops.runner import Lowered
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
-#: The NPUs of the recipes.
-ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-#: What ``--verify`` adds: other numbers of MACs have other blocks, weight orders and, at 512, two cores.
-OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
 #: Bytes of fast scratch that Vela may use where a memory mode has any: the payload does not tell how many it does.
 _FAST_SCRATCH = 4 << 20
 

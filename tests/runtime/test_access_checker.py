@@ -28,6 +28,7 @@ from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
+from tests.accelerators import ACCELERATORS
 from tests.graphs import Body, program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
@@ -36,7 +37,6 @@ from tests.tflite.vela import compile_tflite
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000
-ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 
 
 def _convolutions(b: Builder, x: Value) -> Value:

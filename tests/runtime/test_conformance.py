@@ -11,6 +11,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
+from tests.accelerators import ACCELERATORS
 from tests.graphs import Body, family, graph
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
@@ -28,7 +29,7 @@ for _entry in entries():
 @pytest.mark.parametrize("kind", sorted(_INTEGER))
 def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulator) -> None:
     """Of each operator small tests on U85 and on U55 or U65, until some are executed."""
-    accelerators = npu.ACCELERATORS[len(kind) % 2], npu.ACCELERATORS[-1]
+    accelerators = ACCELERATORS[len(kind) % 2], ACCELERATORS[-1]
     executed = []
     for test in sampled(_INTEGER[kind], 20, 1, most_elements=1000, most_batches=1):
         written = test.write() if test.fails is None else None
@@ -41,7 +42,7 @@ def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulato
     assert all(verdict.written == npu.EQUAL for verdict in executed), executed
 
 
-@pytest.mark.parametrize("accelerator", npu.ACCELERATORS)
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_images_of_a_strided_convolution(accelerator: str, emulator: Emulator) -> None:
     """Of 1x1 Vela gets the second image wrong, beyond a stride of 3: what is not refused is right."""
 

@@ -24,6 +24,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds
 from arm_recipes.runtime.ethosu_stream import StreamError
+from tests.accelerators import ACCELERATORS
 from tests.fuzz.oracle import quantized
 from tests.graphs import Input, family, graph, program
 from tests.models import zoo
@@ -31,7 +32,7 @@ from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.runtime import rescale_graphs, vela_bug_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
-from tests.runtime.ethosu_emulator import ACCELERATORS, Array, Emulator, compiled, read_payload
+from tests.runtime.ethosu_emulator import Array, Emulator, compiled, read_payload
 from tests.runtime.vela_bugs import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
 _MODELS = ("mobilenet_v3_small", "tiny_vit")

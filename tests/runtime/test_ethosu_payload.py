@@ -21,6 +21,7 @@ from arm_backend_core.backends.payload import block_stream, io_block
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_parts
+from tests.accelerators import ACCELERATORS
 from tests.backends.tosa_programs import Flatbuffer, conv2d
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 
@@ -227,7 +228,7 @@ def _several_outputs() -> bytes:
     return graph.finish([total, graph.op(ts.Op.ADD, [total, y], [4, 8], ts.DType.INT32, attribute), total])
 
 
-@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize("target", ACCELERATORS)
 def test_tensors_that_share_memory(reader: Reader, target: str) -> None:
     data = _compile(target, _several_outputs())
     info = _check_against_stream(reader, data)

@@ -30,6 +30,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
+from tests.accelerators import ACCELERATORS
 from tests.graphs import program as flatbuffer_of
 from tests.runtime.host_programs import Between, mixed, small, wide
 
@@ -408,7 +409,7 @@ def test_what_is_beyond_a_limit_is_seen(limit: Limit) -> None:
     assert not limit.holds(limit.breaks(call))
 
 
-@pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-256", "ethos-u85-256"])
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_an_input_that_nothing_reads_has_a_place(accelerator: str) -> None:
     """The backend writes it wherever the payload says: at -1 it would be in front of the scratch, over other inputs."""
 

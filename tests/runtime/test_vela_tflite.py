@@ -26,6 +26,7 @@ from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
+from tests.accelerators import ACCELERATORS
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Payload, read_payload
 from tests.runtime.npu_streams import Commands
@@ -41,7 +42,6 @@ from tests.runtime.tflite_models import (
 from tests.runtime.vela_programs import copies
 from tests.tflite.vela import compile_tflite
 
-ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-2048")
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
 
 
@@ -81,7 +81,7 @@ def _arrays(seed: int = 0) -> list[np.ndarray[Any, Any]]:
     return [generator.integers(-128, 128, shape).astype(np.int8) for shape in _SHAPES]
 
 
-@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("accelerator", [*ACCELERATORS, "ethos-u65-512", "ethos-u85-2048"])
 def test_it_runs_as_its_graph_does(accelerator: str) -> None:
     loaded = VelaProgram(_model(accelerator))
     for seed in range(2):

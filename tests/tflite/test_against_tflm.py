@@ -13,6 +13,7 @@ import pytest
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.vela_program import VelaProgram
+from tests.accelerators import ACCELERATORS, VERIFY_ACCELERATORS
 from tests.tflite import micro
 from tests.tflite.conftest import COUNTS
 from tests.tflite.deviations import DEVIATIONS, DIFFERS, EARLY, FAILS, LEFT, Deviation, deviations
@@ -22,9 +23,6 @@ from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 alone")
 
-_ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-#: What ``--verify`` adds: other numbers of MACs have other blocks and weight orders; 512 has two cores.
-_OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
 #: Networks of each kind, and inputs that each is given.
 _FEW, _MANY = (1, 2), (20, 8)
 
@@ -47,7 +45,7 @@ class _Outcome:
 
 def _targets(verify: bool) -> Iterator[tuple[str, str]]:
     """NPUs with the cores of Vela that compile for them."""
-    for accelerator in (*_ACCELERATORS, *_OTHERS) if verify else _ACCELERATORS:
+    for accelerator in (*ACCELERATORS, *VERIFY_ACCELERATORS) if verify else ACCELERATORS:
         for core in CORES:
             if core == "regor" or "u85" not in accelerator:
                 yield accelerator, core

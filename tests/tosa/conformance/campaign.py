@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.accelerators import ACCELERATORS
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
 from tests.tosa.conformance.disagreements import EXPECTED, Expected
@@ -69,7 +70,7 @@ def attempt(entry: Entry, test: Listed, emulator: Emulator | None) -> Outcome:
     refused = any(finding.question in ("refuses", "unread", "fault") for finding in verdict.findings)
     integer = "INT" in written.profiles and verdict.fails is None and entry.kind not in CONTROL_FLOW
     if emulator is not None and integer and not refused:
-        npus = tuple(npu.attempt(written, accelerator, emulator) for accelerator in npu.ACCELERATORS)
+        npus = tuple(npu.attempt(written, accelerator, emulator) for accelerator in ACCELERATORS)
     return Outcome(str(entry), entry.kind, verdict, npus)
 
 
@@ -179,7 +180,7 @@ class Table:
         columns = ("tests", "to fail", "executed", "evaluated", "explained", "open")
         states = (npu.EQUAL, npu.HARDWARE, npu.LARGE, npu.VELA, npu.WRONG, "raw wrong")
         short = ("equal", "lacks", "large", "Vela", "wrong", "raw")
-        chips = [name.removeprefix("ethos-") for name in npu.ACCELERATORS]
+        chips = [name.removeprefix("ethos-") for name in ACCELERATORS]
         yield (
             f"{'':24}"
             + "".join(f"{name:>10}" for name in columns)
@@ -195,5 +196,5 @@ class Table:
 
 def _line(name: str, row: Counter[str], columns: Iterable[str], states: Iterable[str]) -> str:
     counts = "".join(f"{row[column]:10,}" for column in columns)
-    npus = " | ".join(" ".join(f"{row[f'{chip} {state}']}" for state in states) for chip in npu.ACCELERATORS)
+    npus = " | ".join(" ".join(f"{row[f'{chip} {state}']}" for state in states) for chip in ACCELERATORS)
     return f"{name:24}{counts}  {npus}"

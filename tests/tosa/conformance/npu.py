@@ -32,7 +32,6 @@ from tests.tosa.conformance.generation import Generated
 from tests.tosa.conformance.judge import differing, is_small
 
 Array = np.ndarray[Any, Any]
-ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 #: That Vela may take.
 SECONDS = 60
 #: Of the largest test that is compiled, see ``judge.MOST_WORK``.
