@@ -31,8 +31,6 @@ LONG_MODULES = {
     "arm_backend_core.ops.composites.movement": 480,
     "arm_backend_core.ops.integers": 550,
     "arm_backend_core.ops.unary": 500,
-    "arm_backend_core.quantization.ptq": 550,
-    "arm_backend_core.recurrent.roll_recurrent_loops": 510,
     "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
     "arm_backend_core.tosa.vela_workarounds.catalog": 460,
     "arm_backend_core.tosa.vela_workarounds.rescales": 440,

@@ -10,23 +10,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-    TensorArgument,
-)
+from torch.export.graph_signature import OutputSpec
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
@@ -35,31 +27,20 @@ from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core import events
 from arm_backend_core.aten.functionalize import functionalize_program
-from arm_backend_core.nodes import (
-    BRANCH_SELECT,
-    add_buffer,
-    add_buffer_node,
-    eliminate_dead_code,
-    is_state,
-    source_line,
-)
-from arm_backend_core.program import TensorIdentity, replace_parts, store_of, tensor_identity
+from arm_backend_core.nodes import BRANCH_SELECT, add_buffer_node, eliminate_dead_code, is_state, source_line
+from arm_backend_core.program import TensorIdentity, tensor_identity
 from arm_backend_core.quantization.algorithms.activation_precision import choose_activation_precision
 from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales
 from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_constant_adds
 from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_log_softmax, fuse_norms
 from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_interpreter import (
-    Branch,
-    BranchConditions,
-    GraphInterpreter,
-    find_branch_conditions,
-)
+from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, find_branch_conditions
+from arm_backend_core.quantization.lifting import lift, make_fake, return_states, unlift, write_states
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
+from arm_backend_core.quantization.observer_interpreter import ObserverInterpreter
 
 _Q = torch.ops.quantized_decomposed
-_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 CHUNK_ELEMENTS = 1 << 16  #: Elements of a constant that are processed at a time.
 
 
@@ -147,8 +128,8 @@ class ObservedProgram(torch.nn.Module):
         self._program = program = functionalize_program(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._shared = common or SharedTensors()
-        self._specs, self.tensor_ids = _unlift(self._program, self._shared.states)
-        _write_states(self._program, self._specs)
+        self._specs, self.tensor_ids = unlift(self._program, self._shared.states)
+        write_states(self._program, self._specs)
         fold_constant_adds(self._program.graph_module.graph)
         events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
@@ -226,8 +207,8 @@ class ObservedProgram(torch.nn.Module):
             node.meta.pop(ANNOTATION, None)
         eliminate_dead_code(graph)
         inspect(self)
-        _return_states(self._program)
-        return _lift(self._program, self._specs, self._mode)
+        return_states(self._program)
+        return lift(self._program, self._specs, self._mode)
 
     def observe_untaken_branches(self) -> None:
         """Calibrate the branches that no sample takes by forcing them on the last sample."""
@@ -249,7 +230,7 @@ class ObservedProgram(torch.nn.Module):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
         for node, watcher in self.watchers:
             watched.setdefault(node, {})[watcher] = None
-        run = _ObserverInterpreter(self, watched, self._conditions, self._taken_branches)
+        run = ObserverInterpreter(self.model, watched, self._conditions, self._taken_branches)
         results = run.run(inputs)
         if run.problems:
             self._check_unused_nonfinite(run.problems, run.finite_ranges, results)
@@ -276,7 +257,7 @@ class ObservedProgram(torch.nn.Module):
         for fill in fills:
             inputs = _clone_tensors(self.last_sample.inputs)
             if not _are_close(
-                results, _ObserverInterpreter(self, {}, self._conditions, self._taken_branches, fill).run(inputs)
+                results, ObserverInterpreter(self.model, {}, self._conditions, self._taken_branches, fill).run(inputs)
             ):
                 raise problems[0]
         events.current().add_notes_once(
@@ -319,7 +300,7 @@ class ObservedProgram(torch.nn.Module):
                 ).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
-                integers.meta = {**meta, "val": _make_fake(self._mode, meta["val"], observer.dtype)}
+                integers.meta = {**meta, "val": make_fake(self._mode, meta["val"], observer.dtype)}
                 if isinstance(observer, RangeObserver):
                     self.ranges[integers.name] = observer.extremes
             result = graph.call_function(dequantize, (integers, *parameters))
@@ -382,136 +363,3 @@ def _quantize_constant(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dt
         rows = tensor.narrow(axis, start, min(count, tensor.shape[axis] - start))
         result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *own, *limits))
     return result
-
-
-class _ObserverInterpreter(GraphInterpreter):
-    """Runs a sample and passes the results of nodes to their observers and watchers.
-
-    Attributes:
-        problems: errors of observers that met NaN or an infinity.
-        finite_ranges: (minimum, maximum) of the finite values of these tensors.
-    """
-
-    def __init__(
-        self,
-        model: ObservedProgram,
-        watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
-        conditions: BranchConditions,
-        taken: set[Branch],
-        fill_values: Mapping[Node, float] | None = None,
-    ) -> None:
-        super().__init__(model.graph, conditions, taken)
-        self._model, self._watchers, self._fill_values = model.model, watched, fill_values or {}
-        self.problems: list[NonFiniteError] = []
-        self.finite_ranges: dict[Node, tuple[float, float]] = {}
-
-    def get_attr(self, node: Node) -> Any:
-        return attrgetter(str(node.target))(self._model)
-
-    def on_result(self, node: Node, value: Any) -> Any:
-        """Return the value. If an observer rejects non-finite elements, record that and replace them by finite ones."""
-        watched = self._watchers.get(node, ())
-        if node in self._fill_values:
-            return torch.where(value.isfinite(), value, self._fill_values[node])
-        try:
-            for observer in watched:  # range observers come first, so the first call raises
-                observer(value)
-        except NonFiniteError as problem:
-            self.problems.append(problem)
-            known = value[value.isfinite()]
-            low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
-            self.finite_ranges[node] = low, high
-            value = value.nan_to_num(0.0, high, low)
-            for observer in watched:
-                observer(value)
-        return value
-
-
-def _unlift(
-    program: ExportedProgram, states: dict[TensorIdentity, Tensor]
-) -> tuple[dict[str, InputSpec], dict[Node, TensorIdentity]]:
-    """Turn the placeholders of parameters, buffers and constants into attributes of the program's module.
-
-    Returns:
-        Input specs by attribute name, and the identity of the tensor behind each node.
-    """
-    module, graph = program.graph_module, program.graph
-    placeholders = graph.find_nodes(op="placeholder")
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    specs, held_tensors = {}, {}
-    for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
-        if spec.kind not in _CONSTANT_KINDS:
-            continue
-        tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
-        held_tensors[node] = key = tensor_identity(tensor)
-        if spec.kind is InputKind.BUFFER:  # the program may write it: calibration writes a copy
-            tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
-        node.target = add_buffer(module, node.name, tensor)
-        node.op = "get_attr"
-        first.prepend(node)
-        specs[str(node.target)] = spec
-    return specs, held_tensors
-
-
-def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
-    """Write new values of buffers at the end of the graph, so that state carries over to the next sample."""
-    attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
-    buffers = {spec.target: attributes[name] for name, spec in specs.items()}
-    output = program.graph.output_node()
-    for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            with program.graph.inserting_before(output):
-                write = program.graph.call_function(torch.ops.aten.copy_.default, (buffers[spec.target], value))
-            write.meta["val"] = value.meta["val"]
-
-
-def _return_states(program: ExportedProgram) -> None:
-    """Undo ``_write_states``: return the new values of buffers, in order, before the other results."""
-    output = program.graph.output_node()
-    writes = program.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-    results = pytree.tree_leaves(output.args[0])
-    output.args = (tuple(write.args[1] for write in writes) + tuple(results[len(writes) :]),)
-    for write in writes:
-        program.graph.erase_node(write)
-
-
-def _lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
-    """Turn attributes into placeholders again, with the declarations in ``specs`` where there are some."""
-    module, graph = program.graph_module, program.graph
-    attributes: dict[str, Node] = {}
-    for node in graph.find_nodes(op="get_attr"):
-        if not isinstance(attrgetter(str(node.target))(module), Tensor):
-            continue
-        if attributes.setdefault(str(node.target), node) is not node:
-            node.replace_all_uses_with(attributes[str(node.target)])
-            graph.erase_node(node)
-    first = next(node for node in graph.nodes if node.op != "get_attr")
-    inputs, constants = [], dict(program.constants)
-    for name in sorted(attributes, key=lambda name: name not in specs):
-        node, tensor = attributes[name], attrgetter(name)(module)
-        node.op, node.target = "placeholder", node.name
-        node.meta["val"] = _make_fake(mode, tensor, tensor.dtype)
-        first.prepend(node)
-        argument = TensorArgument(node.name)
-        if name in specs:
-            inputs.append(replace(specs[name], arg=argument))
-        else:
-            inputs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, name, None))
-            constants[name] = tensor.detach()
-    used = {spec.target for spec in inputs}
-    signature = program.graph_signature
-    users = [spec for spec in signature.input_specs if spec.kind not in _CONSTANT_KINDS]
-    results = pytree.tree_leaves(graph.output_node().args[0])
-    outputs = [
-        replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
-        for spec, node in zip(signature.output_specs, results, strict=True)
-    ]
-    state = {name: tensor for name, tensor in program.state_dict.items() if name in used}
-    constants = {name: tensor for name, tensor in constants.items() if name in used}
-    return replace_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
-
-
-def _make_fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Make a fake tensor of this shape and dtype. PyTorch's own functions take half a millisecond for it."""
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
-    return empty if mode is None else FakeTensor(mode, empty, like.device)

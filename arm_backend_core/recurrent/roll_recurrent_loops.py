@@ -11,7 +11,7 @@ The exception is the last bit of the first step: unrolled, with a zero state, it
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -19,10 +19,8 @@ import torch
 from executorch.exir.delegate import executorch_call_delegate
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputSpec
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.tools_common import stable_topological_sort
-from torch.utils import _pytree as pytree
 
 from arm_backend_core import events
 from arm_backend_core.backends.call_counts import set_call_count
@@ -36,25 +34,15 @@ from arm_backend_core.nodes import (
     eliminate_dead_code,
     evaluate_node,
 )
-from arm_backend_core.program import (
-    avoid_builtin_names,
-    build_program,
-    constants_of,
-    copy_program,
-    lift_constants,
-    lowered_modules,
-)
+from arm_backend_core.program import avoid_builtin_names, constants_of, copy_program, lift_constants, lowered_modules
+from arm_backend_core.recurrent.chunk import ChunkBuilder
+from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
 from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 from arm_backend_core.recurrent.unrolled_steps import (
-    Cast,
-    Constant,
     Port,
     Slice,
-    Step,
     StepOutput,
-    StepValue,
     UnrolledLayer,
-    argument_leaves,
     count_steps,
     find_layers,
     strip_casts,
@@ -183,7 +171,7 @@ def _replace_by_loop(program: ExportedProgram, layer: UnrolledLayer, count: int,
     calls = -(-total // count)
     carried_out = set(initial_states) if calls * count == total else set()
     stacked = list(dict.fromkeys(x.port for x in layer.outputs if x.step < total - 1 or x.port not in carried_out))
-    body = compiler.compile_chunk(_Chunk(layer, program, count).build(stacked), calls)
+    body = compiler.compile_chunk(ChunkBuilder(layer, program, count).build(stacked), calls)
     if body is not None:
         program.graph_module.add_module(name, body)
         _insert_loop(program, layer, name, initial_states, stacked, carried_out, count)
@@ -213,125 +201,6 @@ def _bypass_stacks(graph: Graph) -> None:
     eliminate_dead_code(graph)
 
 
-def _meta(like: Node, value: Any) -> dict[str, Any]:
-    return {**{key: held for key, held in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
-
-
-class _Writer:
-    """Emits nodes into a graph; equal casts of a tensor are emitted once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self._casts: dict[tuple[Node, Cast], Node] = {}
-
-    def call(self, target: Any, *args: Any, like: Node) -> Node:
-        """Emit a node that belongs to no step; it inherits the metadata of ``like``."""
-        node = self.graph.call_function(target, args)
-        node.meta = _meta(like, target(*map_arg(args, lambda x: x.meta["val"])))
-        return node
-
-    def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
-        """Apply casts to ``node``."""
-        for each in casts:
-            if (node, each) not in self._casts:
-                self._casts[node, each] = self.call(each.target, node, *each.args, like=node)
-            node = self._casts[node, each]
-        return node
-
-    def to_port_type(self, node: Node, port: Port) -> Node:
-        """Convert the result of a port's operator to the port's representation (integers if it has a cast)."""
-        return self.cast(node, [port.cast] if port.cast else [])
-
-    def to_real(self, node: Node, port: Port) -> Node:
-        """Convert a port's representation back to real numbers."""
-        return self.cast(node, [port.cast.reverse] if port.cast else [])
-
-
-class _Chunk(_Writer):
-    """Builds the program of one chunk of steps, the body of the loop."""
-
-    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
-        super().__init__(Graph())
-        self._layer, self._program, self._count = layer, program, count
-        self._constants: dict[Node, Node] = {}
-
-    def build(self, stacked: Iterable[Port]) -> ExportedProgram:
-        """Build the body: states and slices [count, ...] -> states and ``stacked`` outputs [count, ...]."""
-        specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
-        constant_specs: dict[Node, InputSpec] = {}
-        needed = self._needed_constants()
-        for node in needed:
-            if node.op == "placeholder":
-                self._constants[node] = self._input(node.name, node.meta["val"], node)
-                constant_specs[self._constants[node]] = specs[node.name]
-        template = self._layer.steps[1]
-        self._states = {
-            port: self._input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
-            for i, port in enumerate(self._layer.initial_states)
-        }
-        self._slices = [
-            self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
-            for i, (read, _, _) in enumerate(self._layer.sequences)
-        ]
-        for node in needed:
-            if node.op != "placeholder":
-                self._constants[node] = self.graph.node_copy(node, self._constants.__getitem__)
-        rows: list[Step] = []
-        for k in range(self._count):
-            rows.append(self._step(k, rows[-1] if rows else {}))
-        results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
-        for port in stacked:
-            parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
-            results.append(self.to_port_type(self.call(aten.stack.default, parts, like=parts[0]), port))
-        self.graph.output(tuple(results))
-        return build_program(self._program, self.graph, constant_specs)
-
-    def _input(self, name: str, value: Tensor, like: Node) -> Node:
-        node = self.graph.placeholder(name)
-        node.meta = _meta(like, value)
-        return node
-
-    def _needed_constants(self) -> list[Node]:
-        """The constant nodes that the steps read, in program order; placeholders come first."""
-        pending = [x for node in self._layer.steps[1].values() for x in node.all_input_nodes]
-        needed = set[Node]()
-        for node in pending:
-            if node in self._layer.constants and node not in needed:
-                needed.add(node)
-                pending += node.all_input_nodes
-        return [node for node in self._program.graph.nodes if node in needed]
-
-    def _step(self, k: int, previous: Step) -> Step:
-        step: Step = {}
-        for slot, node in self._layer.steps[1].items():
-            _, structure, *reads = self._layer.reads[slot]
-            operands = [
-                self._operand(read, k, step, previous) if not isinstance(read, Constant) else self._constants[leaf]
-                for read, leaf in zip(reads, argument_leaves(node), strict=True)
-            ]
-            args, kwargs = pytree.tree_unflatten(operands, structure)
-            step[slot] = self.graph.call_function(cast(Any, node.target), args, kwargs)
-            step[slot].meta = dict(node.meta)
-        return step
-
-    def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
-        if isinstance(read, StepValue) and read.steps_back and not previous:
-            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
-        if isinstance(read, StepValue):
-            return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
-        if isinstance(read, Slice):
-            x = self.cast(self._slices[self._layer.sequence_index(read)], read.before)
-            x = self.call(aten.select.int, x, 0, k, like=x)
-            for cut in read.cuts:
-                x = self.call(aten.slice.Tensor, x, *cut, like=x)
-            return self.cast(x, read.casts)
-        return read
-
-
-def _without_axis(value: Tensor, dim: int, *counts: int) -> Tensor:
-    return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])
-
-
 def _insert_loop(
     program: ExportedProgram,
     layer: UnrolledLayer,
@@ -355,17 +224,17 @@ def _insert_loop(
     graph, total = program.graph, len(layer.steps)
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
-        writer = _Writer(graph)
+        writer = NodeWriter(graph)
         states = [_state_node(program, f"{name}_state", x, layer.port_meta(port)) for port, x in initial_states.items()]
         slices = [_chunked_sequence(writer, total, *sequence, count) for sequence in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.port_meta(port) for port in initial_states]
         values += [layer.port_meta(port).new_empty([calls, count, *layer.port_meta(port).shape]) for port in stacked]
-        scan.meta = {**_meta(first[0], values), DELEGATE_LOOP: True}
+        scan.meta = {**copy_meta(first[0], values), DELEGATE_LOOP: True}
         picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for pick, port, value in zip(picks, (*initial_states, *stacked), values, strict=True):
-            pick.meta = _meta(layer.steps[1][port.slot], value)
+            pick.meta = copy_meta(layer.steps[1][port.slot], value)
         final_states = {port: pick for port, pick in zip(initial_states, picks, strict=False) if port in carried_out}
         outputs = zip(stacked, picks[len(initial_states) :], strict=True)
         _replace_step_outputs(
@@ -407,7 +276,7 @@ def _state_node(program: ExportedProgram, name: str, x: Node | Tensor, value: Te
     return node
 
 
-def _chunked_sequence(writer: _Writer, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
+def _chunked_sequence(writer: NodeWriter, total: int, read: Slice, first: int, stride: int, count: int) -> Node:
     """The sequence that the steps read, in step order and zero-padded: [calls, count, ...]."""
     calls = -(-total // count)
     x = writer.cast(read.source, read.before)
@@ -429,7 +298,7 @@ def _chunked_sequence(writer: _Writer, total: int, read: Slice, first: int, stri
     return writer.cast(x, [cast.reverse for cast in read.before])
 
 
-def _output_sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
+def _output_sequence(writer: NodeWriter, pick: Node, port: Port, total: int) -> Node:
     """The real values of a port in all steps, in step order and without padding."""
     x = writer.to_real(pick, port)
     calls, count, *rest = x.meta["val"].shape
@@ -438,7 +307,7 @@ def _output_sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Nod
 
 
 def _replace_step_outputs(
-    writer: _Writer, layer: UnrolledLayer, sequences: dict[Port, Node], final_states: dict[Port, Node]
+    writer: NodeWriter, layer: UnrolledLayer, sequences: dict[Port, Node], final_states: dict[Port, Node]
 ) -> None:
     """Redirect readers of step outputs to the results of the loop."""
     by_node = {result.node: result for result in layer.outputs}

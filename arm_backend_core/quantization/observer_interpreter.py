@@ -1,0 +1,58 @@
+"""Interpreter that runs a calibration sample and shows the values of tensors to their observers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, GraphInterpreter
+from arm_backend_core.quantization.observer import NonFiniteError
+
+
+class ObserverInterpreter(GraphInterpreter):
+    """Runs a sample and passes the results of nodes to their observers and watchers.
+
+    Attributes:
+        problems: errors of observers that met NaN or an infinity.
+        finite_ranges: (minimum, maximum) of the finite values of these tensors.
+    """
+
+    def __init__(
+        self,
+        model: GraphModule,
+        watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
+        conditions: BranchConditions,
+        taken: set[Branch],
+        fill_values: Mapping[Node, float] | None = None,
+    ) -> None:
+        super().__init__(model.graph, conditions, taken)
+        self._model, self._watchers, self._fill_values = model, watched, fill_values or {}
+        self.problems: list[NonFiniteError] = []
+        self.finite_ranges: dict[Node, tuple[float, float]] = {}
+
+    def get_attr(self, node: Node) -> Any:
+        """Return the value of an attribute of the program's module."""
+        return attrgetter(str(node.target))(self._model)
+
+    def on_result(self, node: Node, value: Any) -> Any:
+        """Return the value. If an observer rejects non-finite elements, record that and replace them by finite ones."""
+        watched = self._watchers.get(node, ())
+        if node in self._fill_values:
+            return torch.where(value.isfinite(), value, self._fill_values[node])
+        try:
+            for observer in watched:  # range observers come first, so the first call raises
+                observer(value)
+        except NonFiniteError as problem:
+            self.problems.append(problem)
+            known = value[value.isfinite()]
+            low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
+            self.finite_ranges[node] = low, high
+            value = value.nan_to_num(0.0, high, low)
+            for observer in watched:
+                observer(value)
+        return value

@@ -1,0 +1,112 @@
+"""Chunk of a recurrent layer: the program of several consecutive steps, which one call of the loop computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputSpec
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.program import build_program
+from arm_backend_core.recurrent.node_writer import NodeWriter, copy_meta
+from arm_backend_core.recurrent.unrolled_steps import (
+    Constant,
+    Port,
+    Slice,
+    Step,
+    StepValue,
+    UnrolledLayer,
+    argument_leaves,
+)
+
+aten = torch.ops.aten
+
+
+class ChunkBuilder(NodeWriter):
+    """Builds the program of one chunk of steps, the body of the loop."""
+
+    def __init__(self, layer: UnrolledLayer, program: ExportedProgram, count: int) -> None:
+        super().__init__(Graph())
+        self._layer, self._program, self._count = layer, program, count
+        self._constants: dict[Node, Node] = {}
+
+    def build(self, stacked: Iterable[Port]) -> ExportedProgram:
+        """Build the body: states and slices [count, ...] -> states and ``stacked`` outputs [count, ...]."""
+        specs = {spec.arg.name: spec for spec in self._program.graph_signature.input_specs}
+        constant_specs: dict[Node, InputSpec] = {}
+        needed = self._needed_constants()
+        for node in needed:
+            if node.op == "placeholder":
+                self._constants[node] = self._input(node.name, node.meta["val"], node)
+                constant_specs[self._constants[node]] = specs[node.name]
+        template = self._layer.steps[1]
+        self._states = {
+            port: self._input(f"state_{i}", self._layer.port_meta(port), template[port.slot])
+            for i, port in enumerate(self._layer.initial_states)
+        }
+        self._slices = [
+            self._input(f"sequence_{i}", _without_axis(read.source.meta["val"], read.dim, self._count), read.source)
+            for i, (read, _, _) in enumerate(self._layer.sequences)
+        ]
+        for node in needed:
+            if node.op != "placeholder":
+                self._constants[node] = self.graph.node_copy(node, self._constants.__getitem__)
+        rows: list[Step] = []
+        for k in range(self._count):
+            rows.append(self._step(k, rows[-1] if rows else {}))
+        results = [self.to_port_type(rows[-1][port.slot], port) for port in self._states]
+        for port in stacked:
+            parts = [self.to_real(self.to_port_type(row[port.slot], port), port) for row in rows]
+            results.append(self.to_port_type(self.call(aten.stack.default, parts, like=parts[0]), port))
+        self.graph.output(tuple(results))
+        return build_program(self._program, self.graph, constant_specs)
+
+    def _input(self, name: str, value: Tensor, like: Node) -> Node:
+        node = self.graph.placeholder(name)
+        node.meta = copy_meta(like, value)
+        return node
+
+    def _needed_constants(self) -> list[Node]:
+        """The constant nodes that the steps read, in program order; placeholders come first."""
+        pending = [x for node in self._layer.steps[1].values() for x in node.all_input_nodes]
+        needed = set[Node]()
+        for node in pending:
+            if node in self._layer.constants and node not in needed:
+                needed.add(node)
+                pending += node.all_input_nodes
+        return [node for node in self._program.graph.nodes if node in needed]
+
+    def _step(self, k: int, previous: Step) -> Step:
+        step: Step = {}
+        for slot, node in self._layer.steps[1].items():
+            _, structure, *reads = self._layer.reads[slot]
+            operands = [
+                self._operand(read, k, step, previous) if not isinstance(read, Constant) else self._constants[leaf]
+                for read, leaf in zip(reads, argument_leaves(node), strict=True)
+            ]
+            args, kwargs = pytree.tree_unflatten(operands, structure)
+            step[slot] = self.graph.call_function(cast(Any, node.target), args, kwargs)
+            step[slot].meta = dict(node.meta)
+        return step
+
+    def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
+        if isinstance(read, StepValue) and read.steps_back and not previous:
+            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
+        if isinstance(read, StepValue):
+            return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
+        if isinstance(read, Slice):
+            x = self.cast(self._slices[self._layer.sequence_index(read)], read.before)
+            x = self.call(aten.select.int, x, 0, k, like=x)
+            for cut in read.cuts:
+                x = self.call(aten.slice.Tensor, x, *cut, like=x)
+            return self.cast(x, read.casts)
+        return read
+
+
+def _without_axis(value: Tensor, dim: int, *counts: int) -> Tensor:
+    return value.new_empty([*counts, *value.shape[:dim], *value.shape[dim + 1 :]])

@@ -1,0 +1,46 @@
+"""Node writer: emits nodes with metadata, and casts between real numbers and the integers that loops carry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.fx import Graph, Node, map_arg
+
+from arm_backend_core.nodes import TIMESTEP_SLOT
+from arm_backend_core.recurrent.unrolled_steps import Cast, Port
+
+
+def copy_meta(like: Node, value: Any) -> dict[str, Any]:
+    """Copy the metadata of ``like`` for a node with another value, which belongs to no step."""
+    return {**{key: held for key, held in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
+
+
+class NodeWriter:
+    """Emits nodes into a graph; equal casts of a tensor are emitted once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._casts: dict[tuple[Node, Cast], Node] = {}
+
+    def call(self, target: Any, *args: Any, like: Node) -> Node:
+        """Emit a node that belongs to no step; it inherits the metadata of ``like``."""
+        node = self.graph.call_function(target, args)
+        node.meta = copy_meta(like, target(*map_arg(args, lambda x: x.meta["val"])))
+        return node
+
+    def cast(self, node: Node, casts: Sequence[Cast]) -> Node:
+        """Apply casts to ``node``."""
+        for each in casts:
+            if (node, each) not in self._casts:
+                self._casts[node, each] = self.call(each.target, node, *each.args, like=node)
+            node = self._casts[node, each]
+        return node
+
+    def to_port_type(self, node: Node, port: Port) -> Node:
+        """Convert the result of a port's operator to the port's representation (integers if it has a cast)."""
+        return self.cast(node, [port.cast] if port.cast else [])
+
+    def to_real(self, node: Node, port: Port) -> Node:
+        """Convert a port's representation back to real numbers."""
+        return self.cast(node, [port.cast.reverse] if port.cast else [])
