@@ -31,9 +31,6 @@ LONG_MODULES = {
     "arm_backend_core.ops.composites.movement": 480,
     "arm_backend_core.ops.integers": 550,
     "arm_backend_core.ops.unary": 500,
-    "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
-    "arm_backend_core.tosa.vela_workarounds.catalog": 460,
-    "arm_backend_core.tosa.vela_workarounds.rescales": 440,
     "arm_recipes.explore.tune.tune": 490,
 }
 """Modules that are longer, and how long they may be, with 5% of air: none may be added."""
@@ -52,7 +49,7 @@ LINES_PER_ALTERNATIVE = 105
 They are counted apart: an alternative is there for what it saves, whatever the number of operators; none is needed."""
 
 LINES_PER_WORKAROUND = 42
-"""Most lines of the workarounds for each of Vela's bugs that they avoid; today 40.
+"""Most lines of the workarounds for each of Vela's bugs that they avoid; today 41.
 
 They are counted apart: their number grows with Vela's bugs, not with the operators."""
 
@@ -62,7 +59,7 @@ ONE_WAY = {
     "is_permuted": "of operators with one operand, by which one path leads to each",
     "_is_widened_again": "of operators with one operand, by which one path leads to each",
     "_find_reading_layers": "of operators with one operand, by which one path leads to each",
-    "_readers": "of operators with one operand, by which one path leads to each",
+    "readers_past_views": "of operators with one operand, by which one path leads to each",
     "_is_aliased": "a view has one source",
     "_is_read_after": "a view has one source",
 }

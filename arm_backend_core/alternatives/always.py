@@ -20,8 +20,9 @@ from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.fuse import is_identity_rescale
 from arm_backend_core.tosa.passes.pipeline import merge_reshapes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
-from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
-from arm_backend_core.tosa.vela_workarounds.rescales import absorbs_widening
+from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import SCALED_MAXIMUM
+from arm_backend_core.tosa.vela_workarounds.partial_rescales import absorbs_widening
 from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Operators whose output takes less than the one cycle an element of a table.

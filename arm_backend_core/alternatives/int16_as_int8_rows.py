@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
-from arm_backend_core.tosa.vela_workarounds.arithmetic import broadcast_constant
+from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
 #: Maximum number of MACs, and minimum number of weights: 128 to 128 channels take 5,242 cycles, with this rewrite
 #: 3,812. With 512 MACs, 256 to 256 channels take 5,284 cycles in int16 and 6,601 with this rewrite.

@@ -15,7 +15,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
-from arm_backend_core.tosa.vela_workarounds.arithmetic import broadcast_constant
+from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant
 
 _LOW, _HIGH = (int(bound) for bound in DType.INT32.range)
 _INT8_VALUES = np.arange(-128, 128)

@@ -46,7 +46,7 @@ class ScheduledPass(NamedTuple):
     Attributes:
         run: the pass; it changes the graph in place.
         reason: why it stands at this place.
-        stage_after: what a graph may contain after it.
+        stage_after: the stage that it leaves, which defines the allowed operators.
     """
 
     run: Pass

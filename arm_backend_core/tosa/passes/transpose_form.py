@@ -17,7 +17,7 @@ from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, is_supported_by
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 from arm_backend_core.tosa.passes.space_to_depth import emit_identity_convolution
-from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
+from arm_backend_core.tosa.vela_workarounds.copies import emit_copy
 
 
 def sink_slices(graph: Graph, target: Target) -> None:

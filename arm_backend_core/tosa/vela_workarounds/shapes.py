@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from arm_backend_core.dtype import DType
+from arm_backend_core.permutation import identity
 from arm_backend_core.targets.transpose_swaps import MAX_EXTENT
+from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value, prod
-from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.operators.windows import window_axes
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
-from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
+from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 
@@ -124,45 +127,92 @@ def _reverse_in_rank_three(op: Op, flat: tuple[int, int, int], rewriter: Rewrite
     return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), op.output.shape)
 
 
-def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
-    """Padded convolution with dilation over 2 and result positions that see only padding (``dilated``: all, 5.1 and
+def _rewrite_minimum_as_maximum(op: Op, match: bool, rewriter: Rewriter) -> Value:
+    """min(x) = ~max(~x), where ~x = -1 - x (``reduce_min``: U55, U65, 5.1 and 5.2).
+
+    Vela lowers REDUCE_MIN in the same way: SUB, MAX pool, SUB. Its second SUB has the shape after a following RESHAPE
+    and broadcasts the pool's first row to all rows. Emitted as operators, each has its own shape.
+    """
+    b = rewriter.build
+    peak = b.reduce("REDUCE_MAX", _complement(op.inputs[0], b), op.attrs["axis"])
+    return _complement(peak, b)
+
+
+def _complement(x: Value, b: Builder) -> Value:
+    """~x = -1 - x, computed in int32 and rescaled by 1 to the type of ``x``."""
+    ones = b.rescale(broadcast_constant(x, -1, x.dtype, b), DType.INT32, 1.0)
+    return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
+
+
+def _broadcasts_single_element(op: Op, rewriter: Rewriter) -> bool:
+    """Arithmetic of rank 5 or 6 that broadcasts a first operand of one element (``one_of_five``: U55, U65, 5.1 and
     5.2).
 
-    Vela makes one operation per dilation phase. Phases that read only padding get ``IFM_WIDTH0_M1`` 65535.
+    Vela drops dimensions of the other operand only and compares shapes of different rank. It then reads more elements
+    than the one. A constant of 16 bits or fewer is not affected: it is a number in the command.
     """
-    image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
-    if pad is not None and not any(padding):  # Vela makes it the convolution's own padding
-        image, padding = pad.inputs[0], pad.attrs["padding"][2:-2]
-    return (
-        max(op.attrs["dilation"]) > 2 and any(padding) and _has_position_without_input(op, image.shape[1:-1], padding)
-    )
+    shape, first = op.output.shape, op.inputs[0]
+    is_single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
+    is_high_rank = len(shape) > 4 and prod(shape) > 1
+    return is_high_rank and is_single and all(value.size == 1 or value.shape == shape for value in op.inputs)
 
 
-def _pad_dilated(op: Op, match: bool, rewriter: Rewriter) -> Value:
-    """The unpadded convolution of a copy of the padded image.
+def _flatten_to_rank_four(op: Op, match: bool, rewriter: Rewriter) -> Value:
+    """The same operator on operands of rank 4.
 
-    Without the copy, Vela would make the PAD the convolution's own padding.
+    Operands that are slices are copied, because Vela reads a slice in the rank of the SLICE.
     """
-    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
-    pad = attrs["pad"]
-    padding = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
-    image, attrs["pad"] = b.pad(image, padding, attrs["input_zp"]), [0] * len(pad)
-    return b.emit(op.kind, (emit_copy(image, b), *op.inputs[1:]), op.output.dtype, **attrs)
+    b, shape = rewriter.build, op.output.shape
+    flat = (prod(shape[:-3]), *shape[-3:])
+    parts = [emit_copy(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
+    inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
+    return b.reshape(b.emit(op.kind, inputs, op.output.dtype, **op.attrs), shape)
 
 
-def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
-    """Whether the image is smaller than the dilation, and some row or column of results has no tap in the image."""
-    sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
-    for axis, size, pad, results in sides:
-        inside = axis._replace(size=size, before=pad)
-        if size < axis.dilation and not all(map(inside.overlaps_input, range(results))):
-            return True
-    return False
+def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether another operator reads ``value`` through a RESHAPE (``reshaped_select``: U85, 5.1 and 5.2).
+
+    Vela then uses the other shape for SELECT: it broadcasts [1, 80, 1] with [80] to 6,400 elements. SELECT of a copy
+    has one shape. Results of the program count as read so, since the caller may reshape them.
+    """
+    source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
+    views = [value, *(view.inputs[0] for view in producers)]
+    readers = {reader for view in views for reader in rewriter.users(view) or () if _is_view(reader)}
+    return rewriter.users(source) is None or not readers <= {*producers}
 
 
-#: Has priority over ``sliced``: the copy of the padded image also replaces the SLICE.
-DILATED = Workaround("dilated", ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"), _has_padding_only_phase, _pad_dilated)
+def _is_view(op: Op) -> bool:
+    """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
+    x = op.inputs[0]
+    is_free = op.kind == "TRANSPOSE" and is_free_permutation(x.shape, identity(x.rank), tuple(op.attrs["perms"]))
+    return op.kind == "RESHAPE" or is_free
+
+
+def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether arithmetic broadcasts a first operand whose shape Vela gets wrong (``reshaped_broadcast``: U55, U65, 5.1
+    and 5.2).
+
+    Vela uses the rank of the SLICE, five or six, that the operand comes from. Or, if both operands are broadcast, it
+    uses the shape in which another operator reads the first one (as in ``reshaped_select``). A copy has one shape.
+    """
+    if value is not op.inputs[0] or value.shape == op.output.shape:
+        return False
+    if (part := skip_through(value, "RESHAPE", "RESCALE")).rank > 4 and producer(part, "SLICE"):
+        return True
+    if op.inputs[1].shape == op.output.shape:
+        return False
+    while not _is_read_reshaped(op, value, rewriter):
+        if (scaled := producer(value, "RESCALE")) is None:
+            return False
+        value = scaled.inputs[0]
+    return True
+
+
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    Workaround("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _rewrite_minimum_as_maximum),
+    Workaround("one_of_five", tuple(ELEMENTWISE - UNARY), _broadcasts_single_element, _flatten_to_rank_four),
+    copy_operands_where("reshaped_select", ("SELECT",), _is_read_reshaped),
+    copy_operands_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcasts_reshaped),
     Workaround("sliced_rank", ("RESHAPE",), _is_slice_of_other_rank, _copy_slice),
     Workaround("turned_result", ("TRANSPOSE",), partial(_cancels_vela_transpose, is_result=True), _transpose_copy),
     Workaround(

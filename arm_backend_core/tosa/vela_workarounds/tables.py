@@ -9,8 +9,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
-from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
+from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 #: U85 chains elementwise operations, which then pass intermediate results on without memory. Limits of a chain: the
@@ -58,6 +58,29 @@ def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
     if rewriter.single_use(rescale.output) and rewriter.single_use(arithmetic.output):
         return None
     return _emit_unary_steps([op], emit_copy(op.inputs[0], rewriter.build), rewriter.build)
+
+
+def _is_table_fused_into_transpose(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses a TABLE or CLAMP into the TRANSPOSE before it and so miscompiles it (5.1 and 5.2).
+
+    Before CONCAT or PAD (``joined_table``: U55, U65), the TRANSPOSE does not write to its place in the larger tensor.
+    On U55-32 and U55-64 (``crowded_table``), the internal memory has no room for the table. A copy between TRANSPOSE
+    and TABLE prevents the fusion.
+    """
+    readers = [reader.kind for reader in rewriter.users(op.output) or ()]
+    is_lost = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
+    return is_lost and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
+
+
+def _is_second_table_of_fused(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """TABLE or CLAMP, REVERSE or TRANSPOSE, then TABLE or CLAMP (``turned_table``: U85, 5.1 and 5.2).
+
+    Vela makes one operation of all three, which has one table and one range: the other table or range is lost. A copy
+    before the last one prevents the fusion.
+    """
+    result = skip_through(value, "RESHAPE", "RESCALE")
+    source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
+    return source is not result and source.producer is not None and source.producer.kind in ("TABLE", "CLAMP")
 
 
 def _match_chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
@@ -183,6 +206,10 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
     return b.narrow(value, axis, start, end - start)
 
 
+FUSED_TABLES = (
+    copy_operands_where("joined_table", ("TABLE", "CLAMP"), _is_table_fused_into_transpose),
+    copy_operands_where("turned_table", ("TABLE", "CLAMP"), _is_second_table_of_fused),
+)
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
     Workaround("two_tables", ("TABLE", "RESCALE"), _match_chained_tables, _split_into_halves),
 )

@@ -1,7 +1,7 @@
 """Records of Vela workarounds: a predicate that matches a miscompiled pattern, and a bit-equal rewrite that avoids it.
 
 The predicate is also the postcondition: it matches nothing after the rewrite. The rewrite receives the predicate's
-result and tests no condition of its own. What is rewritten and what is checked after the pass therefore cannot differ.
+result and tests no other condition, so that the check after the pass reports exactly the operators that it rewrites.
 ``catalog`` lists the records and applies them.
 """
 

@@ -1,6 +1,6 @@
-"""Vela workarounds for RESCALEs that lose the offset of a partial tensor, or their clipping, when Vela fuses them.
+"""Vela workarounds for RESCALEs that lose the offset of a partial tensor when Vela fuses or merges them.
 
-Most of these bugs are in Vela 5.2 only. On U55 and U65, a RESCALE to or from int32 that no operator fuses is executed
+These bugs are in Vela 5.2 only. On U55 and U65, a RESCALE to or from int32 that no operator fuses is executed
 as a MUL, after a widening ADD if it reads int8 or int16. Vela 5.2 moves SLICE, CONCAT, PAD and TILE into the RESCALE
 before it emits these two operations, and gives them the whole tensor. On all NPUs it merges CONCAT or TILE, a RESCALE
 and a following CONCAT or PAD, and writes only one part. "Fuses" below always means that Vela does so.
@@ -9,38 +9,28 @@ and a following CONCAT or PAD, and writes only one part. "Fuses" below always me
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import is_rescale_by_one, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.merge import equal_without_ones
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
-from arm_backend_core.tosa.vela_workarounds.arithmetic import (
-    DATA_MOVEMENT,
-    broadcast_constant,
-    copy_operands_where,
-    copy_result,
-    emit_copy,
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, trace_back
+from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, copy_result
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
+    ARITHMETIC,
+    DUPLICATES_RESCALE,
+    NARROW,
+    readers_past_views,
+    rescale_copy,
 )
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
-_NARROW = (DType.INT8, DType.INT16)
 #: Operators that Vela fuses the RESCALE of their result into, whatever its scales.
 _SCALES_RESULT = (*("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),)
-_ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 #: Operators that Vela implements by writing each operand to its place in the result.
 _JOINS = ("CONCAT", "PAD", "TILE")
 #: Operators that Vela never fuses a RESCALE into.
 _NEVER_RESCALES = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
-_UNARY_INTEGER = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
-#: Operators that the NPU does not scale, although Vela fuses RESCALEs of their operands into them.
-_HAS_NO_SCALE = (*_UNARY_INTEGER, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
-#: Readers for each of which Vela duplicates a RESCALE; it lowers CAST to ADD before that.
-_DUPLICATES_RESCALE = frozenset({*_ARITHMETIC, *_UNARY_INTEGER, "CAST"})
-#: Operators into which Vela fuses the RESCALE of their result but clips it to the range of their own type.
-_CLIPS_TO_OWN_TYPE = (_ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
 
 def _has_int32(op: Op) -> bool:
@@ -111,9 +101,9 @@ def absorbs_widening(op: Op) -> bool:
     """Whether Vela lets ``op`` read int8 or int16 directly in place of the results of RESCALEs by 1."""
     terms = [producer(value, "RESCALE") for value in op.inputs]
     dtypes = {term.inputs[0].dtype for term in terms if term is not None and power_of_two(term) == 0}
-    is_binary = op.kind in _ARITHMETIC and len(terms) == 2
+    is_binary = op.kind in ARITHMETIC and len(terms) == 2
     are_identity = all(term is not None and power_of_two(term) == 0 for term in terms)
-    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*_NARROW}
+    return (op.kind == "REDUCE_SUM" or is_binary) and are_identity and len(dtypes) == 1 and dtypes <= {*NARROW}
 
 
 def _is_duplicated_for_slice(op: Op, rewriter: Rewriter) -> bool:
@@ -143,11 +133,11 @@ def _duplicating_readers(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset
 
     Empty if it is not duplicated, or if the operator before fuses it.
     """
-    if op.output.dtype in _NARROW and _fuses_into_producer(op, rewriter):
+    if op.output.dtype in NARROW and _fuses_into_producer(op, rewriter):
         return []
     readers = list(_final_readers(op.output, rewriter, frozenset()))
     is_duplicated = all(
-        reader.kind in _DUPLICATES_RESCALE or _may_fuse_into_readers(reader, rewriter) for reader, _ in readers
+        reader.kind in DUPLICATES_RESCALE or _may_fuse_into_readers(reader, rewriter) for reader, _ in readers
     )
     return readers if is_duplicated and len(readers) > 1 else []
 
@@ -157,7 +147,7 @@ def _final_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> 
 
     Yields: (reader, kinds of the operators between).
     """
-    for reader, between in _readers(value, rewriter, passed):
+    for reader, between in readers_past_views(value, rewriter, passed):
         duplicating = (
             list(_final_readers(reader.output, rewriter, between)) if _may_fuse_into_readers(reader, rewriter) else []
         )
@@ -173,93 +163,8 @@ def _may_fuse_into_readers(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela may fuse the RESCALE ``op`` into its readers, which then read the operand of ``op``."""
     if op.kind != "RESCALE":
         return False
-    readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
-    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in _DUPLICATES_RESCALE for reader in readers))
-
-
-def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """The readers of ``value`` past RESHAPE and SLICE, each with the kinds of the operators between.
-
-    On U85, RESHAPEs that change only dimensions of size 1 do not count as between.
-    """
-    for reader in rewriter.users(value) or ():
-        if reader.kind in ("RESHAPE", "SLICE"):
-            is_size_one = reader.kind == "RESHAPE" and equal_without_ones(reader.output.shape, value.shape)
-            is_transparent = is_size_one and rewriter.build.target.hardware.ignores_unit_axes
-            yield from _readers(reader.output, rewriter, passed if is_transparent else passed | {reader.kind})
-        else:
-            yield reader, passed
-
-
-def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE to more bits by more than 1 that is fused into its producer (``clipped_rescale``: all NPUs, 5.2).
-
-    The producer has no scale. The fused operation clips the result to the producer's narrower type. Also past RESHAPE,
-    CONCAT and a RESCALE by 1 to more bits.
-    """
-    if op.attrs["input_zp"] or not _scale_exceeds_one(op):
-        return False
-    x, _ = trace_back(op.inputs[0], lambda before: rewriter.single_use(before.output) and _is_skippable(before))
-    if x.producer is None or not rewriter.single_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
-        return False
-    sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
-    clipping = [source.producer for source in sources if _cannot_scale(source.producer)]
-    return any(one is not None and (one.kind != "MAX_POOL2D" or _fuses_into_maximum(rewriter)) for one in clipping)
-
-
-def _is_skippable(op: Op) -> bool:
-    """Whether ``op`` moves elements or is a RESCALE by 1 to more bits."""
-    if op.kind != "RESCALE":
-        return op.kind in DATA_MOVEMENT and op.kind != "CONCAT"
-    return power_of_two(op) == 0 and not op.attrs["input_zp"] and op.output.dtype.bytes > op.inputs[0].dtype.bytes
-
-
-def _fuses_unclipped(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE from int16 to int8, then a RESCALE by 1 to more bits and arithmetic (``unclipped_term``: U85, 5.2).
-
-    Vela fuses both RESCALEs into the arithmetic, which does not clip to int8.
-    """
-    if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
-        return False
-    rescales = [reader for reader, _ in _readers(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"]
-    return any(
-        power_of_two(one) == 0
-        and one.output.dtype.bytes > one.inputs[0].dtype.bytes
-        and _is_read_by((*_DUPLICATES_RESCALE,), one, rewriter)
-        for one in rescales
-    )
-
-
-def _cannot_scale(op: Op | None) -> bool:
-    """Whether Vela fuses a scale into ``op`` that ``op`` does not apply; a RESCALE by 1 stands for its producer."""
-    return op is not None and (op.kind in _CLIPS_TO_OWN_TYPE or is_rescale_by_one(op))
-
-
-def _fuses_into_maximum(rewriter: Rewriter) -> bool:
-    """Whether Vela fuses a RESCALE into MAX_POOL2D: on U85 only, as U55 and U65 do not scale a maximum."""
-    return rewriter.build.target.hardware.scales_maxima
-
-
-def _scale_exceeds_one(op: Op) -> bool:
-    """Whether the largest scale of a RESCALE is above 1."""
-    return bool(rescale_factors(op).max() > 1)
-
-
-def _is_fused_into_unscaled(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
-    """RESCALE of int8 or int16 by another number than 1 that a reader without a scale fuses (U85).
-
-    ``rescaled_once`` (5.1 and 5.2): ABS, CLZ, another unary operator, or BITWISE_AND, OR, XOR. ``rescaled_choice``
-    (5.2): SELECT, which Vela lowers to bitwise operators. The scale is lost.
-    """
-    dtypes = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
-    return power_of_two(op) != 0 and not dtypes.isdisjoint(_NARROW) and _is_read_by(kinds, op, rewriter)
-
-
-def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
-    """Whether an operator of these kinds reads the RESCALE ``op``, also past RESCALEs by 1, which merge with it."""
-    readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
-    merged = [reader for reader in readers if is_rescale_by_one(reader)]
-    return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in merged)
+    readers = [reader for reader, _ in readers_past_views(op.output, rewriter, frozenset())]
+    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in DUPLICATES_RESCALE for reader in readers))
 
 
 def _fuses_own_rescales(op: Op, rewriter: Rewriter) -> bool:
@@ -280,7 +185,7 @@ def _is_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
-            is_narrow = result.dtype in _NARROW and not _merges_to_int32(rescale, rewriter)
+            is_narrow = result.dtype in NARROW and not _merges_to_int32(rescale, rewriter)
             return (
                 is_narrow
                 and _is_sole_reader(op, rewriter)
@@ -323,7 +228,7 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
     """
     rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
     dtypes = {rescale.inputs[0].dtype for rescale in rescales}
-    if len(rescales) != 2 or len(dtypes) != 1 or not dtypes <= {*_NARROW}:
+    if len(rescales) != 2 or len(dtypes) != 1 or not dtypes <= {*NARROW}:
         return False
     scales = [float(rescale_factors(rescale)[0]) for rescale in rescales]
     shift_scale = 2.0**14 if DType.INT16 in dtypes else 2.0**19
@@ -341,21 +246,7 @@ def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
 def _is_duplicated(value: Value, rewriter: Rewriter) -> bool:
     """Whether each reader of ``value`` gets a RESCALE of its own: there is one reader, or all are arithmetic."""
     readers = rewriter.users(value)
-    return readers is not None and (len(readers) == 1 or all(reader.kind in _ARITHMETIC for reader in readers))
-
-
-def _copy_operand(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """RESCALE of a copy, x * 1, in place of the partial tensor.
-
-    The product of int8 or int16 is int32 already: it replaces a RESCALE by 1 to int32.
-    """
-    b, x, attrs = rewriter.build, op.inputs[0], op.attrs
-    if x.dtype not in _NARROW or attrs["input_zp"] != 0:
-        return b.emit("RESCALE", (emit_copy(x, b),), op.output.dtype, **attrs)
-    product = b.mul(x, broadcast_constant(x, 1, x.dtype, b))
-    if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
-        return product
-    return b.emit("RESCALE", (product,), op.output.dtype, **attrs)
+    return readers is not None and (len(readers) == 1 or all(reader.kind in ARITHMETIC for reader in readers))
 
 
 def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -378,27 +269,16 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
     op = rescale.inputs[0].producer
     if op is None or rescale.attrs["input_zp"] or not rewriter.single_use(op.output):
         return False
-    is_narrow = op.kind in _ARITHMETIC and all(value.dtype in _NARROW for value in op.inputs)
+    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW for value in op.inputs)
     if op.kind == "TABLE":
         return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
     return op.kind in _SCALES_RESULT or is_narrow or _fuses_own_rescales(op, rewriter)
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (
-    Workaround("rescaled_once", ("RESCALE",), partial(_is_fused_into_unscaled, kinds=_HAS_NO_SCALE), copy_result),
-    # Vela lowers SELECT to bitwise operators:
-    Workaround(
-        "rescaled_choice",
-        ("RESCALE",),
-        partial(_is_fused_into_unscaled, kinds=("SELECT",)),
-        copy_result,
-        releases=((5, 2),),
-    ),
-    Workaround("unclipped_term", ("RESCALE",), _fuses_unclipped, copy_result, releases=((5, 2),)),
-    Workaround("clipped_rescale", ("RESCALE",), _is_clipped_by_producer, _copy_operand, releases=((5, 2),)),
     Workaround("reshaped_parts", ("RESCALE",), _is_duplicated_for_reshape, copy_result, releases=((5, 2),)),
     Workaround("rescaled_parts", ("RESCALE",), _is_duplicated_for_slice, copy_result, releases=((5, 2),)),
-    Workaround("rescaled_part", ("RESCALE",), _reads_part, _copy_operand, releases=((5, 2),)),
-    Workaround("joined_again", ("RESCALE",), _is_between_joins, _copy_operand, releases=((5, 2),)),
+    Workaround("rescaled_part", ("RESCALE",), _reads_part, rescale_copy, releases=((5, 2),)),
+    Workaround("joined_again", ("RESCALE",), _is_between_joins, rescale_copy, releases=((5, 2),)),
     copy_operands_where("joined_rescale", ("CONCAT", "PAD"), _loses_own_offset, releases=((5, 2),)),
 )

@@ -1,0 +1,151 @@
+"""Vela workarounds for convolutions: padding, dilation, and weights that share an encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant
+from arm_backend_core.tosa.operators.windows import window_axes
+from arm_backend_core.tosa.passes.rewrite import Rewriter, has_constant_weights, producer, skip_through
+from arm_backend_core.tosa.vela_workarounds.copies import copy_operands_where, emit_copy
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
+
+CONVOLUTIONS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
+
+
+def _has_padding_only_phase(op: Op, rewriter: Rewriter) -> bool:
+    """Padded convolution with dilation over 2 and result positions that see only padding (``dilated``: all, 5.1 and
+    5.2).
+
+    Vela makes one operation per dilation phase. Phases that read only padding get ``IFM_WIDTH0_M1`` 65535.
+    """
+    image, padding, pad = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
+    if pad is not None and not any(padding):  # Vela makes it the convolution's own padding
+        image, padding = pad.inputs[0], pad.attrs["padding"][2:-2]
+    return (
+        max(op.attrs["dilation"]) > 2 and any(padding) and _has_position_without_input(op, image.shape[1:-1], padding)
+    )
+
+
+def _pad_dilated(op: Op, match: bool, rewriter: Rewriter) -> Value:
+    """The unpadded convolution of a copy of the padded image.
+
+    Without the copy, Vela would make the PAD the convolution's own padding.
+    """
+    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
+    pad = attrs["pad"]
+    padding = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
+    image, attrs["pad"] = b.pad(image, padding, attrs["input_zp"]), [0] * len(pad)
+    return b.emit(op.kind, (emit_copy(image, b), *op.inputs[1:]), op.output.dtype, **attrs)
+
+
+def _has_position_without_input(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether the image is smaller than the dilation, and some row or column of results has no tap in the image."""
+    sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
+    for axis, size, pad, results in sides:
+        inside = axis._replace(size=size, before=pad)
+        if size < axis.dilation and not all(map(inside.overlaps_input, range(results))):
+            return True
+    return False
+
+
+def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
+    """Convolutions with equal weights and scales but different biases (``equal_weights``: all NPUs, 5.1 and 5.2).
+
+    Biases are not part of the key of Vela's cache of encoded weights: the second convolution gets the first's bias.
+
+    Returns:
+        (convolution, index of its bias among those of the same weights); the first of them, index 0, is left out.
+    """
+    users, biases_by_weights, found = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
+    for op in graph.ops:
+        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D") or not has_constant_weights(op):
+            continue
+        _, weight, bias = op.inputs
+        match users.get(op.output, ()):
+            case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
+                scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
+            case _:  # Vela writes an accumulator with several readers without a scale
+                scales = []
+        biases = biases_by_weights.setdefault((op.kind, weight.content, *scales), {})
+        if index := biases.setdefault(bias.content, len(biases)):
+            found.append((op, index))
+    return found
+
+
+def _make_weights_distinct(graph: Graph, target: Target, matches: Sequence[tuple[Op, int]]) -> None:
+    """Append ``index`` columns of zeros to the weights, and as much padding at the right, so that the weights differ.
+
+    The taps of these columns are zero, hence no result changes.
+    """
+    for op, columns in matches:
+        weight, axis = op.inputs[1], 1 if op.kind == "DEPTHWISE_CONV2D" else 2
+        assert weight.data is not None
+        zeros = [(0, columns if i == axis else 0) for i in range(4)]
+        op.inputs[1] = constant(np.pad(weight.data, zeros), weight.dtype)
+        *sides, right = op.attrs["pad"]
+        op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
+
+
+def _match_unreached_output(op: Op, rewriter: Rewriter) -> tuple[int, ...] | None:
+    """Rows and columns of a TRANSPOSE_CONV2D's result that no tap reaches (``unreached``: U55, U65, 5.1 and 5.2).
+
+    They hold the bias alone. Vela computes them by separate convolutions with equal weights, which get the bias of the
+    first (as in ``equal_weights``).
+
+    Returns:
+        the number of such rows and columns: top, bottom, left, right.
+    """
+    unreached = tuple(max(pad, 0) for pad in op.attrs["out_pad"])
+    return unreached if any(unreached) and op.inputs[1].data is not None else None
+
+
+def _extend_kernel(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
+    """Extend the kernel by taps of zero (the weight zero point) that reach these rows and columns."""
+    x, weight, bias = op.inputs
+    assert weight.data is not None
+    zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
+    out_pad = [min(pad, 0) for pad in op.attrs["out_pad"]]
+    extended_weight = rewriter.build.const(
+        np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype
+    )
+    attrs = {**op.attrs, "out_pad": out_pad}
+    return rewriter.build.emit(op.kind, (x, extended_weight, bias), op.output.dtype, **attrs)
+
+
+def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a PAD with 0 precedes an unpadded convolution with ``input_zp`` other than 0 (``padded_zero``: all NPUs,
+    5.1 and 5.2).
+
+    Vela makes the PAD the convolution's own padding, whose value is ``input_zp`` and not 0. A copy after the PAD
+    prevents that.
+    """
+    return op.attrs["input_zp"] != 0 and _has_foldable_pad(op, value)
+
+
+def _has_foldable_pad(op: Op, value: Value) -> bool:
+    """Whether Vela folds a PAD with 0 before ``value``, also past RESHAPEs, into the unpadded convolution ``op``."""
+    source = producer(skip_through(value, "RESHAPE"), "PAD")
+    return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
+
+
+def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Whether a PAD with 0 and a RESHAPE precede a convolution of several images (``padded_images``: all NPUs, 5.1).
+
+    Vela makes the PAD the convolution's own padding, as if the tensor were one image. A copy prevents that.
+    """
+    several = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
+    return several and _has_foldable_pad(op, value)
+
+
+DILATED = Workaround("dilated", CONVOLUTIONS, _has_padding_only_phase, _pad_dilated)
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    GraphWorkaround("equal_weights", _find_equal_weights, _make_weights_distinct),
+    Workaround("unreached", ("TRANSPOSE_CONV2D",), _match_unreached_output, _extend_kernel),
+    copy_operands_where("padded_zero", CONVOLUTIONS, _becomes_nonzero_padding),
+    copy_operands_where("padded_images", CONVOLUTIONS, _becomes_padding_of_images, releases=((5, 1),)),
+)
