@@ -43,8 +43,8 @@ from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite
 
 def find_record(node: torch.fx.Node) -> Record | None:
     """The record that lowers a node's operator; None if there is none."""
-    record = _find(node)
-    return record if isinstance(record, Record) else None
+    entry = find_entry(node)
+    return entry if isinstance(entry, Record) else None
 
 
 def is_data_movement(node: torch.fx.Node) -> bool:
@@ -55,12 +55,15 @@ def is_data_movement(node: torch.fx.Node) -> bool:
 
 def find_composite(node: torch.fx.Node) -> Composite | None:
     """The decomposition of a node's operator; None if there is none."""
-    record = _find(node)
-    return record if isinstance(record, Composite) else None
+    entry = find_entry(node)
+    return entry if isinstance(entry, Composite) else None
 
 
-def _find(node: torch.fx.Node) -> Record | Composite | None:
-    """Look up a call: ATen operators first, then custom operators, then operators registered by name."""
+def find_entry(node: torch.fx.Node) -> Record | Composite | None:
+    """The record or decomposition of a node's operator; None if there is none.
+
+    ATen operators are looked up first, then custom operators, then operators registered by name.
+    """
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None

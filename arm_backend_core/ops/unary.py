@@ -22,6 +22,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant, rounding_rule
 from arm_backend_core.ops.operands import Context, Tensor
@@ -343,7 +344,12 @@ unary(
     lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
     clamp=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
 )
-unary(aten.clamp.default, lambda x, min=None, max=None: x.clamp(min, max), clamp=_clamp_bounds)
+unary(
+    aten.clamp.default,
+    lambda x, min=None, max=None: x.clamp(min, max),
+    clamp=_clamp_bounds,
+    interval=intervals.elementwise(intervals.clamp),
+)
 unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_clamp_bounds)
 unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp=lambda x, max: (-math.inf, max))
 unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: _leaky_relu(x, negative_slope))
@@ -382,8 +388,8 @@ unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).w
 
 # -- signs and rounding -------------------------------------------------------------------------------------------
 
-unary(aten.abs.default, abs)
-unary(aten.neg.default, lambda x: -x)
+unary(aten.abs.default, abs, interval=intervals.elementwise(lambda x: (0, max(abs(x[0]), abs(x[1])))))
+unary(aten.neg.default, lambda x: -x, interval=intervals.elementwise(lambda x: (-x[1], -x[0])))
 unary(aten.sign.default, _sign, is_discontinuous=True).integer_rule(
     lambda cx, x: cx.to_fixed_point(x).sign().with_scale(1.0).requantize(cx.q)
 )
