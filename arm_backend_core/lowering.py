@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.aten.int64 import INT32, Intervals
+from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion import (
@@ -50,6 +50,7 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.ops.intervals import INT32
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_tosa_dtype
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse

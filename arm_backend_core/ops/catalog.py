@@ -53,6 +53,18 @@ def is_data_movement(node: torch.fx.Node) -> bool:
     return record is not None and record.kind is Kind.SHARED
 
 
+def is_cast(node: torch.fx.Node) -> bool:
+    """Whether a node's operator only changes the element type."""
+    record = find_record(node)
+    return record is not None and record.is_cast
+
+
+def is_sinusoid(node: torch.fx.Node) -> bool:
+    """Whether a node's operator is the sine or cosine of its operand."""
+    record = find_record(node)
+    return record is not None and record.is_sinusoid
+
+
 def find_composite(node: torch.fx.Node) -> Composite | None:
     """The decomposition of a node's operator; None if there is none."""
     entry = find_entry(node)

@@ -249,7 +249,9 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
-@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
+# A one-element PReLU may use its operand as slope. On a grid of operands, every point then has its own slope, which
+# only the kernel accepts.
+@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """x [N, C, ...] where it is positive, else weight * x with weight [C] or [1].
 

@@ -44,6 +44,7 @@ class Record:
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
         is_discontinuous: whether the function has jumps. On int16 it then keeps its integer rule, which is exact; a
             TABLE would interpolate across the jump.
+        evaluate: function that computes the operator for a grid of operands; the ATen operator itself if None.
         clamp: for ReLU-like functions, maps the arguments to (low, high). It merges into its producer's RESCALE.
         factor: for a multiplication, maps the arguments to its positive constant, or to None. It merges likewise.
         absorbs_activation: whether its integer rule ends in a RESCALE, into which ``clamp`` and ``factor`` users merge.
@@ -52,6 +53,9 @@ class Record:
         is_select: whether it selects between operands that may be numbers, so that its result can be quantized even
             if no operand is.
         is_cast: whether it only changes the element type.
+        is_gate: whether it is a gate of recurrent layers. There, an int16 result has the range [-1, 1], and an int16
+            operand that only gates read [-16, 16], beyond which they saturate.
+        is_sinusoid: whether it is the sine or cosine of its operand.
         is_lookup: whether it reads its first operand at the indices that its other operands hold.
         interval: rule for the interval of an integer result. For an operator of several results, the rule takes the
             ``getitem`` node that selects one. None if the interval is unknown; data movement has a default.
@@ -69,6 +73,7 @@ class Record:
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
     univariate: bool = False
     is_discontinuous: bool = False
+    evaluate: Callable[..., torch.Tensor] | None = None
     clamp: Callable[..., tuple[float, float]] | None = None
     factor: Callable[..., float | None] | None = None
     absorbs_activation: bool = False
@@ -76,6 +81,8 @@ class Record:
     reads_int16: bool = False
     is_select: bool = False
     is_cast: bool = False
+    is_gate: bool = False
+    is_sinusoid: bool = False
     is_lookup: bool = False
     interval: IntervalRule | None = None
     error: float = 0.0

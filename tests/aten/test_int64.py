@@ -106,10 +106,8 @@ def test_indices_and_conversions_are_exempt() -> None:
         return aten._to_copy.default(aten.mul.Tensor(x, x), dtype=torch.int32)
 
     for function, count in ((index, 2), (convert, 1)):
-        node = make_fx(function, tracing_mode="fake", pre_dispatch=True)(
-            *[torch.ones(2, 3, dtype=torch.int64)] * count
-        ).graph
-        (reader,) = node.output_node().all_input_nodes
+        graph = _trace(function, count)
+        (reader,) = graph.output_node().all_input_nodes
         inferred = Intervals({})
         for each in graph.find_nodes(op="call_function", target=aten.mul.Tensor):
             each.all_input_nodes[0].meta[INTERVAL] = (0, 1 << 20)

@@ -18,10 +18,10 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.nodes import constant_nodes, eliminate_dead_code
+from arm_backend_core.ops.catalog import is_cast
 
 aten = torch.ops.aten
 #: Operators that return their operand unchanged if its dtype is the same.
-_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,13 @@ def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
     return _Norm(source, centred_dims, eps * ratio, True, math.sqrt(ratio)) if ratio > 0 else None
 
 
+def _is_cast(node: Node) -> bool:
+    return is_cast(node) or node.target is aten.detach.default
+
+
 def _skip_casts(node: Any) -> Any:
     """Return the source of a node, skipping casts that change nothing."""
-    while isinstance(node, Node) and node.target in _CASTS:
+    while isinstance(node, Node) and _is_cast(node):
         source: Any = node.args[0]
         if node.meta["val"].dtype is not source.meta["val"].dtype:
             return node
@@ -202,7 +206,7 @@ def _match_weight(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple
     if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
         return node, None
     end = node
-    while len(end.users) == 1 and next(iter(end.users)).target in _CASTS:
+    while len(end.users) == 1 and _is_cast(next(iter(end.users))):
         cast = next(iter(end.users))
         if _skip_casts(cast) is not _skip_casts(end):
             break
