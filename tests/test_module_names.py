@@ -12,6 +12,7 @@ ELSEWHERE = {
     "arm_backend_core.dtype": "tosa/test_operators.py",
     "arm_backend_core.errors": "_internal/test_messages.py, ops/test_refusals.py",
     "arm_backend_core.events": "report/test_report.py",
+    "arm_backend_core.graph_edits": "test_delegate.py",
     "arm_backend_core.insert_delegates": "test_delegate.py, test_plain_flow.py",
     "arm_backend_core.nodes": "test_delegate.py",
     "arm_backend_core.ops": "ops/test_ops.py has rows for every operator record",

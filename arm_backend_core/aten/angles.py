@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
-from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import INTERVAL, add_buffer_node, is_float, is_integer
+from arm_backend_core.graph_edits import add_buffer_node, insert_call
+from arm_backend_core.nodes import INTERVAL, is_float, is_integer
 from arm_backend_core.ops.catalog import is_cast, is_sinusoid
 
 aten = torch.ops.aten

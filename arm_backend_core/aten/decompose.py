@@ -26,13 +26,12 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
+from arm_backend_core.graph_edits import add_buffer, eliminate_dead_code, replace_node
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     TIMESTEP_SLOT,
-    add_buffer,
     constant_nodes,
     describe_node,
-    eliminate_dead_code,
     first_result,
     is_constant,
     is_implicit,
@@ -140,7 +139,7 @@ class _Decomposer:
             )
             eliminate_dead_code(module.graph)  # nodes emitted before the error
             return False
-        _replace_node(node, outputs)
+        replace_node(node, outputs)
         return True
 
     def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
@@ -413,19 +412,6 @@ def _contiguous(x: Any, meta: Any) -> Any:
         copy = x.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
     copy.meta = {**x.meta, "val": value.contiguous()}
     return copy
-
-
-def _replace_node(node: Node, outputs: Any) -> None:
-    """Replace ``node`` by ``outputs`` and erase it."""
-    if isinstance(outputs, (tuple, list)):
-        for pick in list(node.users):
-            assert pick.target is operator.getitem, pick
-            if pick.users:
-                pick.replace_all_uses_with(outputs[cast(int, pick.args[1])])
-            node.graph.erase_node(pick)
-    else:
-        node.replace_all_uses_with(outputs)
-    node.graph.erase_node(node)
 
 
 def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_line
+from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_line, source_through
 
 Interval = tuple[int, int]
 #: Returns the interval of an operand, a node or a Python number. None if it is unknown, or the operand not an integer.
@@ -127,8 +127,7 @@ def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
 
 def _interval_of_floats(x: Node) -> Interval | None:
     """Integer interval of real numbers. None unless ``x`` is the result of a dequantize or of a ``clamp``."""
-    while _operator_name(x) in ("floor", "ceil", "round", "trunc"):
-        x = x.all_input_nodes[0]
+    x = source_through(x, lambda node: _operator_name(node) in ("floor", "ceil", "round", "trunc"))
     if is_dequantize(x) and isinstance(x.args[1], float):
         scale, zero_point, qmin, qmax = cast(tuple[float, int, int, int], x.args[1:5])
         return math.floor((qmin - zero_point) * scale), math.ceil((qmax - zero_point) * scale)

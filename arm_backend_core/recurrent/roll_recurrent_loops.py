@@ -27,15 +27,9 @@ from torch.utils import _pytree as pytree
 from arm_backend_core import events
 from arm_backend_core.backends.call_counts import set_call_count
 from arm_backend_core.delegate import delegate, prepare_program
+from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.insert_delegates import eliminate_dead_constants
-from arm_backend_core.nodes import (
-    DELEGATE_LOOP,
-    TIMESTEP_SLOT,
-    add_buffer_node,
-    assign_debug_handles,
-    eliminate_dead_code,
-    evaluate_node,
-)
+from arm_backend_core.nodes import DELEGATE_LOOP, TIMESTEP_SLOT, assign_debug_handles, evaluate_node
 from arm_backend_core.program import (
     avoid_builtin_names,
     build_program,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
-from arm_backend_core.nodes import constant_nodes, eliminate_dead_code
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.nodes import constant_nodes, source_through
 from arm_backend_core.ops.catalog import is_cast
 
 aten = torch.ops.aten
@@ -141,13 +141,12 @@ def _is_cast(node: Node) -> bool:
 
 
 def _skip_casts(node: Any) -> Any:
-    """Return the source of a node, skipping casts that change nothing."""
-    while isinstance(node, Node) and _is_cast(node):
-        source: Any = node.args[0]
-        if node.meta["val"].dtype is not source.meta["val"].dtype:
-            return node
-        node = source
-    return node
+    """Return the source of a node, skipping casts that change nothing; a number is returned as it is."""
+
+    def changes_nothing(x: Node) -> bool:
+        return _is_cast(x) and x.meta["val"].dtype is x.all_input_nodes[0].meta["val"].dtype
+
+    return source_through(node, changes_nothing) if isinstance(node, Node) else node
 
 
 def _reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:

@@ -13,12 +13,11 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core import events
-from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
-from arm_backend_core.nodes import eliminate_dead_code, is_float
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import is_data_movement
-from arm_backend_core.quantization.graph_interpreter import readers_through
 
 aten = torch.ops.aten
 
