@@ -35,9 +35,8 @@ def fold_batch_norms(module: GraphModule) -> None:
         gain = torch.rsqrt(variance + eps) * (1.0 if weight is None else weight)
         offset = (0.0 if bias is None else bias) - mean * gain
         with module.graph.inserting_before(node):
-            result = (
-                x if _fold_into_producer(constants, x, gain, offset) else _to_depthwise(module, node, x, gain, offset)
-            )
+            is_folded = _fold_into_producer(constants, x, gain, offset)
+            result = x if is_folded else _to_depthwise(module, node, x, gain, offset)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
 

@@ -33,11 +33,11 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 
 
 def bound_mask_fill(module: GraphModule) -> None:
-    """Replace extreme fill values before maxima and minima by a bound just outside of the tensor's range.
+    """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the tensor's range.
 
-    For a maximum the bound is min - (max - min) / 16, for a minimum max + (max - min) / 16. A row in which everything
-    is masked then gives the bound instead of the fill value, which int8 could not represent beside the others. Masks
-    whose result a comparison reads are left alone, because it may test for the fill value.
+    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
+    that is masked entirely is then the bound, not the fill value, which int8 cannot represent beside the other values.
+    A mask is not changed if a comparison reads the maximum: it may test for the fill value.
     """
     chosen = [node for node in module.graph.nodes if node.target in (*_MAX_OPS, *_MIN_OPS)]
     if not chosen:
