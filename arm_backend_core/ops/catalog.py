@@ -32,6 +32,7 @@ from arm_backend_core.ops.composites import (  # noqa: F401
     linear_algebra,
     order,
     products,
+    scatter,
     svd,
     windows,
 )

@@ -15,8 +15,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point, intervals
+from arm_backend_core.ops.common_scale import to_common_int16, to_common_rank, to_common_scale
 from arm_backend_core.ops.expression import FloatExpr
-from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_rank, to_common_scale
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import intervals
 from arm_backend_core.ops.casting import to_bool
-from arm_backend_core.ops.integers import to_common_scale
+from arm_backend_core.ops.common_scale import to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.qparams import QParams
