@@ -24,16 +24,10 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, compiler_fault
+from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.insert_delegates import CompiledPartition, Partition, insert_delegates
 from arm_backend_core.lowering.walk import Lowering
-from arm_backend_core.nodes import (
-    assign_debug_handles,
-    debug_handle_of,
-    eliminate_dead_code,
-    is_quantize,
-    operator_name,
-    set_refusal_reason,
-)
+from arm_backend_core.nodes import assign_debug_handles, debug_handle_of, is_quantize, operator_name, set_refusal_reason
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (

@@ -14,7 +14,8 @@ from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.events import Delegate, set_delegate_record
-from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, eliminate_dead_code
+from arm_backend_core.graph_edits import eliminate_dead_code
+from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
 from arm_backend_core.program import build_program
 
 _CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

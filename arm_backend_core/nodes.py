@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
@@ -193,13 +192,6 @@ def evaluate_node(node: Node, value_of: Callable[[Node], Any]) -> Any:
     return result.contiguous() if needs_contiguous else result
 
 
-def eliminate_dead_code(graph: Graph) -> None:
-    """Erase unused nodes without side effects. Unlike fx's ``Graph.eliminate_dead_code``, it skips the graph's lint."""
-    for node in reversed(graph.nodes):
-        if not node.users and not node.is_impure():
-            graph.erase_node(node)
-
-
 def memory_order(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else the identity.
 
@@ -250,10 +242,7 @@ def debug_handle_of(node: Node) -> int | None:
 
 def boundary_source(node: Node) -> Node:
     """The node behind boundary quantize, dequantize and cast nodes; ``node`` itself if it is none of these."""
-    while is_quantize(node) or is_dequantize(node) or node.meta.get(BOUNDARY):
-        assert isinstance(node.args[0], Node)
-        node = node.args[0]
-    return node
+    return source_through(node, lambda x: is_quantize(x) or is_dequantize(x) or bool(x.meta.get(BOUNDARY)))
 
 
 def boundary_order(node: Node) -> Layout:
@@ -338,16 +327,19 @@ def describe_node(node: Node) -> str:
     return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 
-def add_buffer_node(module: GraphModule, name: str, tensor: Tensor) -> Node:
-    """Register ``tensor`` as a buffer and insert a ``get_attr`` node for it, at the graph's insertion point."""
-    node = module.graph.get_attr(add_buffer(module, name, tensor))
-    node.meta["val"] = tensor
+def source_through(node: Node, through: Callable[[Node], bool]) -> Node:
+    """``node`` or, where ``through`` holds for it, the source of its first operand in turn."""
+    while through(node):
+        node = node.all_input_nodes[0]
     return node
 
 
-def add_buffer(module: GraphModule, name: str, tensor: Tensor) -> str:
-    """Register ``tensor`` as a buffer of the module; returns its name: ``name``, with underscores to make it unique."""
-    while hasattr(module, name):
-        name += "_"
-    module.register_buffer(name, tensor)
-    return name
+def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
+    """Yield the readers of a node and, where ``through`` holds for a reader, its readers in turn; each only once."""
+    todo, seen = list(node.users), set[Node]()
+    while todo:
+        reader = todo.pop()
+        if reader not in seen:
+            seen.add(reader)
+            todo += reader.users if through(reader) else ()
+            yield reader

@@ -27,14 +27,8 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import (
-    add_buffer_node,
-    eliminate_dead_code,
-    evaluate_node,
-    is_constant,
-    is_dequantize,
-    is_quantize,
-)
+from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
+from arm_backend_core.nodes import evaluate_node, is_constant, is_dequantize, is_quantize
 
 if TYPE_CHECKING:
     pass

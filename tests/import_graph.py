@@ -19,7 +19,7 @@ RECIPES = "arm_recipes"
 
 LAYERS: Mapping[str, tuple[set[str], ...]] = {
     CORE: (
-        {"errors", "dtype", "kinds", "permutation", "qparams", "nodes", "workers", "program"},
+        {"errors", "dtype", "kinds", "permutation", "qparams", "nodes", "graph_edits", "workers", "program"},
         {"targets"},
         {"tosa"},
         {"backends", "events"},

@@ -13,6 +13,7 @@ ELSEWHERE = {
     "arm_backend_core.errors": "_internal/test_messages.py, ops/test_refusals.py",
     "arm_backend_core.events": "report/test_report.py",
     "arm_backend_core.fusion": "ops/test_fusion.py",
+    "arm_backend_core.graph_edits": "test_delegate.py",
     "arm_backend_core.insert_delegates": "test_delegate.py, test_plain_flow.py",
     "arm_backend_core.lowering": "ops/test_lowering.py; ops/test_refusals.py for the checks",
     "arm_backend_core.nodes": "test_delegate.py",

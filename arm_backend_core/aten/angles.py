@@ -16,15 +16,16 @@ from functools import partial
 import torch
 from torch.fx import GraphModule, Node, map_arg
 
-from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import INTERVAL, add_buffer_node, is_float, is_integer
+from arm_backend_core.graph_edits import add_buffer_node, insert_call
+from arm_backend_core.nodes import INTERVAL, is_float, is_integer
+from arm_backend_core.ops.catalog import is_cast, is_sinusoid
 
 aten = torch.ops.aten
 _DIGIT_BITS = 4  #: bits of a digit; a digit times a 27-bit fraction of a turn stays below 2**31
 #: One turn is 2**27 while digits are summed, and 2**16 in the result.
 _SUM_BITS, _PHASE_BITS = 27, 16
-_CAST_OPS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
+#: Data movement without arithmetic (which ``is_data_movement`` does not exclude: pooling, maxima).
 _DATA_MOVEMENT_OPS = [
     getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")
 ]
@@ -35,16 +36,15 @@ _PRODUCT_OPS = (aten.mul.Tensor, aten.mul.Scalar, aten.matmul.default, aten.bmm.
 def reduce_angle_range(module: GraphModule) -> None:
     """Reduce the operands of float32 cos and sin modulo one turn if they are integers times constants."""
     builder = _PhaseBuilder(module)
-    for target in (aten.cos.default, aten.sin.default):
-        for node in module.graph.find_nodes(op="call_function", target=target):
-            phases = builder.phases(node.args[0])
-            if phases is not None and node.meta["val"].dtype is torch.float32:
-                with module.graph.inserting_before(node):
-                    float_phases = insert_call(
-                        node, aten.to.dtype, insert_call(node, aten.to.dtype, phases, torch.int16), torch.float32
-                    )
-                    float_phases.meta[INTERVAL] = (-(1 << _PHASE_BITS - 1), 1 << _PHASE_BITS - 1)
-                    node.args = (insert_call(node, aten.mul.Tensor, float_phases, math.tau / (1 << _PHASE_BITS)),)
+    for node in list(filter(is_sinusoid, module.graph.nodes)):
+        phases = builder.phases(node.args[0])
+        if phases is not None and node.meta["val"].dtype is torch.float32:
+            with module.graph.inserting_before(node):
+                float_phases = insert_call(
+                    node, aten.to.dtype, insert_call(node, aten.to.dtype, phases, torch.int16), torch.float32
+                )
+                float_phases.meta[INTERVAL] = (-(1 << _PHASE_BITS - 1), 1 << _PHASE_BITS - 1)
+                node.args = (insert_call(node, aten.mul.Tensor, float_phases, math.tau / (1 << _PHASE_BITS)),)
 
 
 class _PhaseBuilder:
@@ -66,14 +66,14 @@ class _PhaseBuilder:
 
     def _integer_source(self, node: Node) -> Node | None:
         """The integer tensor of which ``node`` is a float cast; None if there is none."""
-        source = node.args[0] if node.target in _CAST_OPS and is_float(node) else node
+        source = node.args[0] if is_cast(node) and is_float(node) else node
         if isinstance(source, Node) and is_integer(source):
             return source
         return self._copy_data_movement(node, self._integer_source)
 
     def _copy_data_movement(self, node: Node, convert: Callable[[Node], Node | None]) -> Node | None:
         """Copy ``node`` with converted operands; None if it is not data movement or an operand has no conversion."""
-        if node.target in _CAST_OPS:
+        if is_cast(node):
             return convert(node.all_input_nodes[0])
         copies = {x: convert(x) for x in node.all_input_nodes} if node.target in _DATA_MOVEMENT_OPS else {}
         if not copies or None in copies.values():

@@ -7,14 +7,14 @@ torchao's ``convert_pt2e`` spends 35 seconds on patterns of quantization-aware t
 from __future__ import annotations
 
 import math
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import add_buffer_node
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.graph_edits import add_buffer_node, insert_call
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
@@ -23,23 +23,25 @@ aten = torch.ops.aten
 
 def fold_batch_norms(module: GraphModule) -> None:
     """Fold batch norms with constant (running) statistics, on [N, C], [N, C, L], [N, C, H, W] and [N, C, D, H, W]."""
+    constants = Constants(module)
     for node in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
-        weight, bias, mean, variance = (_parameter(module, parameter) for parameter in parameters)
         are_attributes = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
-        if training or not are_attributes or mean is None or variance is None:
+        if training or not are_attributes or None in parameters[2:]:
             continue
+        weight, bias, mean, variance = (parameter and constants.value(parameter) for parameter in parameters)
         if len(x.meta["val"].shape) not in (2, 3, 4, 5) or not x.meta["val"].numel():
             continue
         gain = torch.rsqrt(variance + eps) * (1.0 if weight is None else weight)
         offset = (0.0 if bias is None else bias) - mean * gain
         with module.graph.inserting_before(node):
-            result = x if _fold_into_producer(module, x, gain, offset) else _to_depthwise(module, node, x, gain, offset)
+            is_folded = _fold_into_producer(constants, x, gain, offset)
+            result = x if is_folded else _to_depthwise(module, node, x, gain, offset)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
 
 
-def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:
+def _fold_into_producer(constants: Constants, x: Node, gain: Tensor, offset: Tensor) -> bool:
     """Fold ``gain`` [C] and ``offset`` [C] into weight and bias of ``x``.
 
     Returns:
@@ -56,13 +58,12 @@ def _fold_into_producer(module: GraphModule, x: Node, gain: Tensor, offset: Tens
     if bias is not None and bias.op != "get_attr":
         return False
     shape = [-1 if i == axis else 1 for i in range(weight.meta["val"].dim())]
-    shift = offset if bias is None else offset + _parameter(module, bias) * gain
-    with module.graph.inserting_before(x):
+    shift = offset if bias is None else offset + constants.value(bias) * gain
+    with x.graph.inserting_before(x):
         arguments: list[Any] = list(x.args) + [None] * (record.bias + 1 - len(x.args))
-        arguments[record.weight] = add_buffer_node(
-            module, weight.name, _parameter(module, weight) * gain.reshape(shape)
-        )
-        arguments[record.bias] = add_buffer_node(module, f"{weight.name}_offset", shift)
+        scaled = constants.value(weight) * gain.reshape(shape)
+        arguments[record.weight] = add_buffer_node(constants.module, weight.name, scaled)
+        arguments[record.bias] = add_buffer_node(constants.module, f"{weight.name}_offset", shift)
         x.args = tuple(arguments)
     return True
 
@@ -79,21 +80,3 @@ def _to_depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offs
     image = insert_call(origin, aten.reshape.default, x, [*shape[:2], *spatial]) if needs_reshape else x
     result = insert_call(origin, operator, image, weight, bias, ones, zeros, ones, gain.numel())
     return insert_call(origin, aten.reshape.default, result, shape) if needs_reshape else result
-
-
-def insert_call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
-    """Insert an operator that replaces part of ``origin``: it inherits its trace metadata and gets a fake tensor."""
-    node = origin.graph.call_function(operator, args, keywords)
-    node.meta = dict(origin.meta)
-    values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
-    like = next(value for value in values if isinstance(value, Tensor))
-    meta_args = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x for x in values]
-    result = operator(*meta_args, **keywords)
-    node.meta["val"] = like.new_empty(result.shape, dtype=result.dtype)
-    return node
-
-
-def _parameter(module: GraphModule, node: Any) -> Any:
-    """The tensor of a parameter; None if the operator has none or computes it at run time."""
-    is_attribute = isinstance(node, Node) and node.op == "get_attr"
-    return attrgetter(str(node.target))(module).detach() if is_attribute else None

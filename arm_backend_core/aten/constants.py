@@ -8,16 +8,21 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import add_buffer_node, constant_nodes, evaluate_node
+from arm_backend_core.graph_edits import add_buffer_node
+from arm_backend_core.nodes import constant_nodes, evaluate_node
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 
 
 class Constants:
-    """The constant nodes of a graph (parameters, buffers, nodes that depend only on these) and their values."""
+    """The constant nodes of a graph (parameters, buffers, nodes that depend only on these) and their values.
+
+    Attributes:
+        module: the module of the graph.
+    """
 
     def __init__(self, module: GraphModule) -> None:
-        self._module = module
+        self.module = module
         self._nodes = constant_nodes(module.graph)
         self._values: dict[Node, Tensor] = {}
 
@@ -27,7 +32,7 @@ class Constants:
     def value(self, node: Node) -> Tensor:
         """The value of a constant node. The first call evaluates it; later calls return the cached value."""
         if node.op == "get_attr":
-            tensor: Tensor = attrgetter(str(node.target))(self._module)
+            tensor: Tensor = attrgetter(str(node.target))(self.module)
             return tensor.detach()
         if node not in self._values:
             self._values[node] = evaluate_node(node, self.value)

@@ -8,7 +8,7 @@ decompositions (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,26 +21,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
+from arm_backend_core.aten.decomposition_rules import decomposition_rule, has_cpu_kernel, is_composite, is_lowerable
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, compiler_fault
+from arm_backend_core.graph_edits import add_buffer, eliminate_dead_code, replace_node
 from arm_backend_core.nodes import (
     DECOMPOSITION_REFUSAL,
     TIMESTEP_SLOT,
-    add_buffer,
     constant_nodes,
     describe_node,
-    eliminate_dead_code,
     first_result,
     is_constant,
-    is_implicit,
     mutates,
 )
-from arm_backend_core.ops.catalog import find_composite, find_record, records
-from arm_backend_core.ops.composites import computed_weights
-from arm_backend_core.ops.composites.arithmetic import empty_product
+from arm_backend_core.ops.catalog import find_composite, records
 from arm_backend_core.ops.composites.movement import OUT_OF_VIEW
 
 aten = torch.ops.aten
@@ -110,7 +106,7 @@ class _Decomposer:
             if is_known_constant and not complex_numbers.involves_complex(node):
                 constants.add(node)
             elif (
-                _is_composite(node, constants)
+                is_composite(node, constants)
                 and node.target not in self.in_progress
                 and self._replace(module, node, constants)
             ):
@@ -140,7 +136,7 @@ class _Decomposer:
             )
             eliminate_dead_code(module.graph)  # nodes emitted before the error
             return False
-        _replace_node(node, outputs)
+        replace_node(node, outputs)
         return True
 
     def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
@@ -150,7 +146,7 @@ class _Decomposer:
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer.call, *node.args, **node.kwargs)
-        rule = self._rule(node, writer.constants)
+        rule = decomposition_rule(node, writer.constants, quantized=self.quantized)
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
@@ -165,28 +161,13 @@ class _Decomposer:
         if record is not None and record.reads_memory:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
-        if fragment is None or (_has_cpu_kernel(node) and not fragment.complete):
+        if fragment is None or (has_cpu_kernel(node) and not fragment.complete):
             return None
         if not fragment.covers_used_results(node):
             raise Unsupported(
                 "its decomposition does not compute its further results (indices), but the model uses them"
             )
         return writer.copy(fragment.module, sources)
-
-    def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:
-        overload = cast(OpOverload, node.target)
-        if _is_empty(node):
-            return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
-        if _is_product_of_nothing(node):
-            return partial(empty_product, node.meta["val"].shape)
-        if _has_computed_weight(node, constants):
-            return computed_weights.RULES[overload][1]
-        record = find_composite(node)
-        if record is not None:
-            return partial(record.decompose, quantized=self.quantized) if record.takes_quantized else record.decompose
-        if overload in torch._decomp.decomposition_table:
-            return torch._decomp.decomposition_table[overload]
-        return overload.decompose if is_implicit(overload) else None
 
     def get_fragment(
         self,
@@ -233,7 +214,7 @@ class _Decomposer:
             module = trace(call, values)
             known = constant_nodes(module.graph)  # for example weights that the operator builds from unit vectors
             if any(
-                node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
+                node.target is target and is_composite(node, known) for node in module.graph.nodes if node not in known
             ):
                 module = trace(call, values, pre_dispatch=False)  # decompositions that PyTorch has in C++ only
         except Exception as error:  # PyTorch raises various types where it has no rule for these operands
@@ -252,7 +233,7 @@ class _Decomposer:
                 raise node.meta.get(DECOMPOSITION_REFUSAL) or error_type(
                     f"{target} decomposes into writes to shared memory"
                 )
-        return _Fragment(module, all(_is_lowerable(node, constants) for node in module.graph.nodes))
+        return _Fragment(module, all(is_lowerable(node, constants) for node in module.graph.nodes))
 
 
 @dataclass
@@ -322,63 +303,6 @@ class _Writer:
         return torch.fx.map_arg(fragment.graph.output_node().args[0], copies.__getitem__)
 
 
-def _is_composite(node: Node, constants: Container[Node]) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    if node.target.namespace != "aten":
-        return find_composite(node) is not None or is_implicit(node.target)
-    if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
-        return find_record(node) is None
-    if node.target is aten.view_as_complex.default:
-        return False
-    needs_decomposition = find_record(node) is None or complex_numbers.involves_complex(node)
-    return needs_decomposition or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
-
-
-def _is_empty(node: Node) -> bool:
-    """Whether every result has zero elements."""
-    shapes = [x.shape for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
-    return bool(shapes) and all(all(isinstance(size, int) for size in shape) and 0 in shape for shape in shapes)
-
-
-def _is_product_of_nothing(node: Node) -> bool:
-    """Whether a matrix product reduces over zero elements: a kernel would leave its result unwritten."""
-    if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
-        return False
-    left = cast(Node, node.args[0]).meta["val"]
-    return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
-
-
-def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
-    """Whether the weight of a layer is computed at run time, or is a vector."""
-    if node.target not in computed_weights.RULES:
-        return False
-    weight_arguments, _ = computed_weights.RULES[node.target]
-    if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
-        return True  # 3-D transposed convolution, which the rule for images does not support
-    weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]
-    is_vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
-    return is_vector or any(weight not in constants for weight in weights)
-
-
-def _has_cpu_kernel(node: Node) -> bool:
-    """Whether the operator has a CPU kernel and its decomposition comes from PyTorch's table.
-
-    Decomposing it partially would only be slower on the CPU. Some of its parts are no ATen operators, for which the CPU
-    has no kernel.
-    """
-    return find_composite(node) is None and node.target in torch._decomp.decomposition_table
-
-
-def _is_lowerable(node: Node, constants: set[Node]) -> bool:
-    return (
-        node.op != "call_function"
-        or node in constants
-        or node.target is operator.getitem
-        or find_record(node) is not None
-    )
-
-
 def _check_outputs(node: Node, outputs: Any) -> None:
     """Check shapes and element types of a decomposition's results against the fake tensors of ``node``.
 
@@ -413,19 +337,6 @@ def _contiguous(x: Any, meta: Any) -> Any:
         copy = x.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
     copy.meta = {**x.meta, "val": value.contiguous()}
     return copy
-
-
-def _replace_node(node: Node, outputs: Any) -> None:
-    """Replace ``node`` by ``outputs`` and erase it."""
-    if isinstance(outputs, (tuple, list)):
-        for pick in list(node.users):
-            assert pick.target is operator.getitem, pick
-            if pick.users:
-                pick.replace_all_uses_with(outputs[cast(int, pick.args[1])])
-            node.graph.erase_node(pick)
-    else:
-        node.replace_all_uses_with(outputs)
-    node.graph.erase_node(node)
 
 
 def trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:

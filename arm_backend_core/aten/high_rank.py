@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
-from arm_backend_core.nodes import eliminate_dead_code
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K

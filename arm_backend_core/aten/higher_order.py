@@ -21,7 +21,8 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.decompose import trace
-from arm_backend_core.nodes import BRANCH_SELECT, DELEGATE_LOOP, add_buffer, evaluate_node, is_constant, is_state
+from arm_backend_core.graph_edits import add_buffer, replace_node
+from arm_backend_core.nodes import BRANCH_SELECT, DELEGATE_LOOP, evaluate_node, is_constant, is_state
 from arm_backend_core.ops.composites.attention import flex_attention
 from arm_backend_core.ops.loop_markers import LOOP_IN, LOOP_OUT
 
@@ -189,12 +190,7 @@ def _inline(call: _HigherOrderCall) -> None:
     graphs = {x for x in node.all_input_nodes if x.op == "get_attr"}
     with graph.inserting_before(node):
         results = BODY[node.target][1](call)
-    for pick in list(node.users):
-        assert pick.target is operator.getitem, pick
-        if pick.users:
-            pick.replace_all_uses_with(results[cast(int, pick.args[1])])
-        graph.erase_node(pick)
-    graph.erase_node(node)
+    replace_node(node, results)
     for held_graph in graphs:
         if not held_graph.users:
             graph.erase_node(held_graph)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.graph_edits import insert_call
 from arm_backend_core.nodes import constant_nodes, first_result, is_integer_or_bool
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind

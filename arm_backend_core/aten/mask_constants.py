@@ -23,7 +23,6 @@ aten = torch.ops.aten
 _SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 _LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.default)
 _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
-_CASTS = (aten._to_copy.default, aten.to.dtype)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
 _VALUE_OPERANDS = {
@@ -35,7 +34,7 @@ _VALUE_OPERANDS = {
     aten.masked_fill.Scalar: (0, 2),
     aten.masked_fill.Tensor: (0, 2),
     aten.sub.Tensor: (0,),
-    **dict.fromkeys((aten.clamp.default, *_CASTS), (0,)),
+    aten.clamp.default: (0,),
 }
 #: A product with a factor of at least this is a mask: scores are not scaled that much.
 _MASK_FACTOR = 1000.0
@@ -136,7 +135,7 @@ class _MaskBounder:
     def _is_binary(self, node: Node, factor: float) -> bool:
         """Whether ``node`` may be a 0/1 mask: an input, or integers that may be cast, moved or offset by a number."""
         while node not in self._constants and is_float(node) and node.op == "call_function":
-            elementwise = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
+            elementwise = (aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
             operands = [x for x in node.all_input_nodes if x not in self._constants]
             if len(operands) != 1 or not (is_data_movement(node) or node.target in elementwise):
                 return False

@@ -11,8 +11,7 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
-from arm_backend_core.nodes import add_buffer_node
+from arm_backend_core.graph_edits import add_buffer_node, insert_call
 
 aten = torch.ops.aten
 

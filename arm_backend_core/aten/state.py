@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
-from arm_backend_core.aten.batch_norm import insert_call
+from arm_backend_core.graph_edits import insert_call
 from arm_backend_core.nodes import INTERVAL, is_dequantize, is_quantize
 from arm_backend_core.program import store_of
 

@@ -27,12 +27,6 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
-aten = torch.ops.aten
-_WAVES = (aten.sin.default, aten.cos.default)
-#: Kernels that replace an operator when it is evaluated on a grid. A one-element PReLU may use its operand as slope; on
-#: the grid, every point then has its own slope, which only the kernel accepts.
-_EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
-
 
 @dataclass(frozen=True, eq=False)
 class Univariate:
@@ -41,6 +35,7 @@ class Univariate:
     Attributes:
         base: the tensor.
         target: the ATen operator that is evaluated last.
+        record: its record.
         args: its arguments: ``base``, functions of it, constants of one element, numbers.
         kwargs: the same by name.
         clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
@@ -51,6 +46,7 @@ class Univariate:
 
     base: Tensor
     target: Any
+    record: Record
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     clamp: tuple[float, float] | None = None
@@ -77,9 +73,8 @@ class Univariate:
             if not missing:
                 pending.pop()
                 kwargs = {name: real(x) for name, x in function.kwargs.items()}
-                results[function] = _EVALUATED.get(function.target, function.target)(
-                    *map(real, function.args), **kwargs
-                )
+                evaluate = function.record.evaluate or function.target
+                results[function] = evaluate(*map(real, function.args), **kwargs)
             pending += missing
         return results[self]
 
@@ -91,7 +86,7 @@ class Univariate:
         """
         q = self.base.q
         return (
-            self.target in _WAVES
+            self.record.is_sinusoid
             and q is not None
             and q.dtype is DType.INT16
             and find_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
@@ -180,7 +175,7 @@ def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str
     base = common_base(node, record, bases, lambda x: x.shape)
     if base is None or base.q is None or base.q.axis is not None:
         return None
-    function = Univariate(base, overload_of(node.target), tuple(args), kwargs)
+    function = Univariate(base, overload_of(node.target), record, tuple(args), kwargs)
     if args[0] is not base:
         return function
     clamp = record.clamp and record.clamp(*args, **kwargs)

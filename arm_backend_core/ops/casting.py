@@ -9,6 +9,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
@@ -42,7 +43,15 @@ def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
     return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
 
 
-@op(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, kind=Kind.SHARED)
+@op(
+    aten._to_copy.default,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    kind=Kind.SHARED,
+    is_cast=True,
+    interval=intervals.cast_to_integer,
+)
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """Cast: PyTorch truncates to integers, TOSA's CAST rounds. A quantized tensor stays as it is between float
     types.

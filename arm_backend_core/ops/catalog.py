@@ -32,6 +32,7 @@ from arm_backend_core.ops.composites import (  # noqa: F401
     linear_algebra,
     order,
     products,
+    scatter,
     svd,
     windows,
 )
@@ -43,8 +44,8 @@ from arm_backend_core.ops.registry import _BY_NAME, _CUSTOM, _RECORDS, Composite
 
 def find_record(node: torch.fx.Node) -> Record | None:
     """The record that lowers a node's operator; None if there is none."""
-    record = _find(node)
-    return record if isinstance(record, Record) else None
+    entry = find_entry(node)
+    return entry if isinstance(entry, Record) else None
 
 
 def is_data_movement(node: torch.fx.Node) -> bool:
@@ -53,14 +54,29 @@ def is_data_movement(node: torch.fx.Node) -> bool:
     return record is not None and record.kind is Kind.SHARED
 
 
+def is_cast(node: torch.fx.Node) -> bool:
+    """Whether a node's operator only changes the element type."""
+    record = find_record(node)
+    return record is not None and record.is_cast
+
+
+def is_sinusoid(node: torch.fx.Node) -> bool:
+    """Whether a node's operator is the sine or cosine of its operand."""
+    record = find_record(node)
+    return record is not None and record.is_sinusoid
+
+
 def find_composite(node: torch.fx.Node) -> Composite | None:
     """The decomposition of a node's operator; None if there is none."""
-    record = _find(node)
-    return record if isinstance(record, Composite) else None
+    entry = find_entry(node)
+    return entry if isinstance(entry, Composite) else None
 
 
-def _find(node: torch.fx.Node) -> Record | Composite | None:
-    """Look up a call: ATen operators first, then custom operators, then operators registered by name."""
+def find_entry(node: torch.fx.Node) -> Record | Composite | None:
+    """The record or decomposition of a node's operator; None if there is none.
+
+    ATen operators are looked up first, then custom operators, then operators registered by name.
+    """
     overload = overload_of(node.target) if node.op == "call_function" else None
     if overload is None:
         return None

@@ -11,9 +11,9 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
-from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.fixed_point.rounding import FixedPointQuotient, divide_by_constant
@@ -21,6 +22,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
+_QUOTIENT = intervals.elementwise(intervals.divide)
 #: Quotients below this are off by at most one, for any rounding of the reciprocal.
 _EXACT_QUOTIENT_LIMIT = 2.0**21
 #: Inverse of 2**40. For larger quotients, even a second division leaves a remainder that exceeds the divisor.
@@ -94,7 +96,7 @@ def _signs_differ(cx: Context, x: Value, y: Value) -> Value:
     return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, nonzero), kind), cx.dtype)
 
 
-@op(aten.floor_divide.default, aten.floor_divide.Scalar, **_DISCONTINUOUS)
+@op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT, **_DISCONTINUOUS)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
     """Largest integer at most x / y."""
     return _restore_zero_sign(cx, x, y, _floor_divide_with_remainder(cx, x, y)[0])
@@ -109,7 +111,13 @@ def _restore_zero_sign(cx: Context, x: Operand, y: Operand, quotient: Value) -> 
     return rounded.equal(0.0).where(signed_zero, rounded).value
 
 
-@op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_DISCONTINUOUS)
+@op(
+    aten.remainder.Tensor,
+    aten.remainder.Scalar,
+    aten.remainder.Scalar_Tensor,
+    interval=intervals.elementwise(lambda x, y: intervals.hull((0, 0), y)),
+    **_DISCONTINUOUS,
+)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y; exact for quotients below 2**21.
 
@@ -133,7 +141,12 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     return abs(divisor).less(2.0**-120).where(zero, bounded).value
 
 
-@op(aten.fmod.Tensor, aten.fmod.Scalar, **_DISCONTINUOUS)
+@op(
+    aten.fmod.Tensor,
+    aten.fmod.Scalar,
+    interval=intervals.elementwise(lambda x, y: intervals.hull((0, 0), x)),
+    **_DISCONTINUOUS,
+)
 def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * trunc(x / y), with the sign of x. Floats use the remainder of |x| / |y|, which needs no correction."""
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
@@ -146,7 +159,7 @@ def fmod(cx: Context, x: Operand, y: Operand) -> Value:
     return rem.equal(0.0).where(signed * 0.0, rem).value
 
 
-@op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_DISCONTINUOUS)
+@op(aten.div.Tensor_mode, aten.div.Scalar_mode, interval=_QUOTIENT, **_DISCONTINUOUS)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
     """x / y, unrounded, floored or truncated. To truncate, add 1 to the floor where remainder and x differ in sign."""
     if rounding_mode is None:

@@ -14,9 +14,10 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
-from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops import fixed_point, intervals
+from arm_backend_core.ops.common_scale import to_common_int16, to_common_rank, to_common_scale
 from arm_backend_core.ops.expression import FloatExpr
-from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_rank, to_common_scale
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -68,7 +69,7 @@ def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     return _apply_in_result_type(cx, total, x, y, single=abs(factor) == 1)
 
 
-@op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
+@op(aten.add.Tensor, aten.add.Scalar, interval=intervals.elementwise(intervals.add), **_ARITHMETIC)
 def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x + alpha * y."""
     return _add_plain(cx, x, y, alpha)
@@ -77,7 +78,7 @@ def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
 add.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, alpha))
 
 
-@op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
+@op(aten.sub.Tensor, aten.sub.Scalar, interval=intervals.elementwise(intervals.subtract), **_ARITHMETIC)
 def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x - alpha * y."""
     return _add_plain(cx, x, y, -alpha)
@@ -86,7 +87,12 @@ def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
 sub.integer_rule(lambda cx, x, y, alpha=1: _add_integer(cx, x, y, -alpha))
 
 
-@op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
+@op(
+    aten.rsub.Tensor,
+    aten.rsub.Scalar,
+    interval=intervals.elementwise(lambda x, y, alpha=(1, 1): intervals.subtract(y, x, alpha)),
+    **_ARITHMETIC,
+)
 def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """y - alpha * x."""
     return _add_plain(cx, y, x, -alpha)
@@ -105,7 +111,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, **_ARITHMETIC)
+@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
@@ -131,7 +137,14 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     return product.requantize(cx.q)
 
 
-@op(aten.div.Tensor, aten.div.Scalar, factor=_reciprocal_factor, compute_fp32=True, **_ARITHMETIC)
+@op(
+    aten.div.Tensor,
+    aten.div.Scalar,
+    factor=_reciprocal_factor,
+    interval=intervals.elementwise(intervals.divide),
+    compute_fp32=True,
+    **_ARITHMETIC,
+)
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
@@ -207,7 +220,8 @@ def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
-    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer_rule(integer)
+    facts: dict[str, Any] = {"absorbs_activation": True, "univariate": True, "interval": intervals.selection}
+    op(*overloads, **facts)(rule).integer_rule(integer)
     op(ignoring)(other).integer_rule(integer)
 
 
@@ -236,7 +250,9 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
-@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
+# A one-element PReLU may use its operand as slope. On a grid of operands, every point then has its own slope, which
+# only the kernel accepts.
+@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """x [N, C, ...] where it is positive, else weight * x with weight [C] or [1].
 

@@ -142,13 +142,13 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
 
 
-@op(aten.embedding.default, kind=Kind.SHARED)
+@op(aten.embedding.default, kind=Kind.SHARED, is_lookup=True)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
     return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
-@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED)
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_lookup=True)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
     """x[:, i]. Several indices become one into their flattened axes, which go first unless they are adjacent."""
     axes = [axis for axis, picked in enumerate(indices) if picked is not None]
@@ -186,7 +186,7 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
     return gather_constant(b, x, axis, picked.tolist())
 
 
-@op(aten.gather.default, kind=Kind.SHARED)
+@op(aten.gather.default, kind=Kind.SHARED, is_lookup=True)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
     """torch.gather: a GATHER from rows of single elements, for example x[i][indices[i][j][k]][k] along dimension 1."""
     if not x.rank:
@@ -205,7 +205,7 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 
-@op(aten.index_select.default, kind=Kind.SHARED)
+@op(aten.index_select.default, kind=Kind.SHARED, is_lookup=True)
 def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
     """x[indices] along one dimension."""
     if x.rank == 0:
@@ -213,7 +213,7 @@ def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
     return index.lower(cx, x, [*[None] * (dim % x.rank), picked])
 
 
-@op(aten.one_hot.default, kind=Kind.PASSTHROUGH)
+@op(aten.one_hot.default, kind=Kind.PASSTHROUGH, interval=lambda node, interval_of: (0, 1))
 def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
     """1 at the class x, else 0, along a new last dimension."""
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers

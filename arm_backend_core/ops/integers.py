@@ -1,9 +1,8 @@
 """Fixed-point arithmetic with interval tracking: an expression that could overflow raises at compile time.
 
 ``FixedPoint`` wraps a TOSA value together with its scale, its zero point and the interval of its integers. Each
-operator computes the interval of its result exactly, in Python integers. ``Accumulator`` describes the sums of
-convolutions and matrix products, and ``requantize`` converts sums to the result's quantization parameters with one
-rounding.
+operator computes the interval of its result exactly, in Python integers. ``requantize`` converts integers to the
+result's quantization parameters with one rounding.
 """
 
 from __future__ import annotations
@@ -130,11 +129,14 @@ class FixedPoint:
 
     def to_int32(self) -> FixedPoint:
         """INT32 without zero point, at the same scale."""
-        if self.dtype is DType.INT32:
-            return self
-        if self.value.data is not None:
-            return _to_int32_scale(self, self.scale)
-        return self.rescale(DType.INT32, 1.0)
+        return self if self.dtype is DType.INT32 else self.to_int32_at(self.scale)
+
+    def to_int32_at(self, scale: float) -> FixedPoint:
+        """INT32 at ``scale``. An int8 or int16 constant of several elements keeps its RESCALE (see ``passes/fold``)."""
+        if self.value.data is not None and (self.dtype is DType.INT32 or self.value.size == 1):
+            integers = np.rint((self.value.data.astype(np.float64) - self.zero_point) * (self.scale / scale))
+            return FixedPoint.const(self.b, integers.astype(np.int64), DType.INT32, scale)
+        return self.rescale(DType.INT32, self.scale / scale).with_scale(scale)
 
     # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
 
@@ -348,174 +350,3 @@ def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: Q
         x = b.minimum(b.maximum(x, b.const(-bounds.reshape(shape), x.dtype)), b.const(bounds.reshape(shape), x.dtype))
     y = b.rescale(x, out.dtype, factors, zero_point, out.zero_point)
     return y if (out.qmin, out.qmax) == out.dtype.range else b.clamp(y, out.qmin, out.qmax)
-
-
-@dataclass(frozen=True)
-class Accumulator:
-    """The accumulator of an operator with constant weights: its operands, scale, bound and requantization.
-
-    Attributes:
-        weights: [out_channels, ...], integers or floats.
-        offsets: the quantized bias, at the accumulator's scale, [out_channels].
-        dtype: element type of accumulator and offsets.
-        scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
-        peaks: upper bound of the accumulator's magnitude, [out_channels].
-        residual_bias: rounding error of the bias: its part that ``offsets`` does not represent, [out_channels].
-    """
-
-    weights: Array
-    offsets: Array
-    dtype: DType
-    scales: Array | None = None
-    peaks: Array | None = None
-    residual_bias: Array | None = None
-
-    @classmethod
-    def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
-        """Describe the accumulator of sum(x * (weights - zero_point)) + bias.
-
-        The bias is rounded to the accumulator's scale. If the accumulator cannot hold it there, because the scale is
-        too small, ``residual_bias`` is the whole bias.
-
-        Args:
-            x: the input.
-            weights: [out_channels, ...].
-            zero_point: zero point of the weights.
-            scales: scale of the accumulator, [1] or [out_channels].
-            bias: real numbers, [out_channels].
-
-        Raises:
-            Unsupported: a sum could exceed INT32 (int8 input) or INT48 (int16 input).
-        """
-        dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
-        limit = dtype.range[1]
-        flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
-        sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
-        if np.any(sums > limit):
-            raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
-        if np.any(np.abs(bias) > (limit - sums) * scales):
-            return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
-        offsets = np.rint(bias / scales)
-        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
-
-    def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
-        """Requantize the accumulator to ``out``; add ``residual_bias`` if it exceeds a quarter of the result's scale.
-
-        Raises:
-            Unsupported: see the function ``requantize``; or INT32 cannot hold sums and bias at a scale of at most a
-                quarter of the result's.
-        """
-        assert self.scales is not None
-        assert self.peaks is not None
-        assert self.residual_bias is not None
-        if float(np.abs(self.residual_bias).max()) <= float(out.scale) / 4:
-            peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
-            return requantize(b, value, peaks, self.scales, out)
-        real_peak = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
-        scale = max(float(out.scale) * 2.0**-12, real_peak * 2.0**-28)
-        if scale > float(out.scale) / 4:
-            raise Unsupported(
-                f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
-                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
-            )
-        sums = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / scale, 0.0))
-        bias = FixedPoint.const(b, np.rint(self.residual_bias / scale).astype(np.int64), DType.INT32, scale)
-        return (FixedPoint(b, sums, -(1 << 28) - 1, (1 << 28) + 1, scale) + bias).requantize(out)
-
-
-def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
-    """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
-
-    The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
-    below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
-    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare
-    as equal, for example 1 at two scales that differ by 2**-22 or less.
-
-    Args:
-        x: the first operand.
-        y: the second operand.
-        out: the result's parameters, None for a comparison.
-
-    Raises:
-        Unsupported: the result's scale is smaller than the common scale.
-    """
-    x, y = _saturate_negligible(*to_common_rank(x, y), out)
-    scale = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
-    exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
-    if out is not None and not exact and scale > float(out.scale):
-        raise Unsupported(
-            f"its operands have scales of {x.scale:.2g} and {y.scale:.2g}, its result has a scale of "
-            f"{float(out.scale):.2g}, too small for 32 bits; calibrate with samples in which the result is not constant"
-        )
-    for narrow, other in ((x, y), (y, x)):
-        computed = narrow.value.data is other.value.data is None
-        if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
-            factor = int(narrow.scale / scale)  # MUL is one operation on Ethos-U; RESCALE: 700 cycles
-            pair = narrow.mul(factor), _to_int32_scale(other, narrow.scale / factor)
-            return pair if narrow is x else pair[::-1]
-    return _to_int32_scale(x, scale), _to_int32_scale(y, scale)
-
-
-def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
-    """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
-
-    An NPU adds and rescales int16 in one operation. The common scale is that of the int16 operand, which is at most the
-    result's scale; without an int16 operand it is the result's scale. The error is at most one step of the result. Each
-    operand saves two passes over INT32: adding an int8 and an int16 element takes 2.6 instead of 8.0 cycles on
-    U55-128, 0.8 instead of 2.6 on U85-256.
-
-    Returns:
-        The operands as INT32 at one scale: RESCALEs of int16, which fuse into the addition. None on targets without an
-        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Adding two int16
-        operands is one operation already.
-    """
-    pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
-    scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
-    is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
-    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * scale for z in pair)
-    if not (x.b.target.hardware.npu and is_mixed and fits and scale <= float(out.scale)):
-        return None
-    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).with_scale(scale) for z in operands)
-    return left, right
-
-
-def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-    """Prepend dimensions to a constant operand up to the other's rank, so that they broadcast."""
-    rank = max(x.value.rank, y.value.rank)
-    left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
-    return left, right
-
-
-def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
-    """Reduce an extreme ratio of the operands' scales where that cannot change the result.
-
-    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
-    """
-    if x.scale > y.scale:
-        return _saturate_negligible(y, x, out)[::-1]
-    if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
-        return x, y
-    result_peak = 0.0 if out is None else out.real_peak
-    if 0 < 2 * result_peak < x.scale:
-        x = x.sign().with_scale(2 * result_peak)
-    limit = 2 * (x.real_peak + result_peak)
-    return x, y.sign().with_scale(limit) if y.scale > limit else y
-
-
-def _guard_bits(x: FixedPoint, max_bits: int) -> int:
-    """Number of guard bits by which an operand is shifted left.
-
-    RESCALE multiplies int16 by at most 2**14. A constant is not shifted but stored at the common scale, so only the
-    headroom in INT32 limits it.
-    """
-    headroom = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
-    return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else max_bits, headroom)
-
-
-def _to_int32_scale(x: FixedPoint, scale: float) -> FixedPoint:
-    """INT32 at ``scale``. An int8 or int16 constant of several elements keeps its RESCALE (see ``passes/fold``)."""
-    if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
-        integers = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / scale))
-        return FixedPoint.const(x.b, integers.astype(np.int64), DType.INT32, scale)
-    return x.rescale(DType.INT32, x.scale / scale).with_scale(scale)

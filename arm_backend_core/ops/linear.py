@@ -10,8 +10,9 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT
+from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.convolution import build_accumulator, zero_points
-from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantize
+from arm_backend_core.ops.integers import Q15_MAX, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod

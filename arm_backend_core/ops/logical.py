@@ -11,8 +11,9 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.casting import to_bool
-from arm_backend_core.ops.integers import to_common_scale
+from arm_backend_core.ops.common_scale import to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.qparams import QParams
@@ -91,7 +92,14 @@ _register_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
 _register_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
-@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, is_select=True)
+@op(
+    aten.where.self,
+    aten.where.ScalarSelf,
+    aten.where.ScalarOther,
+    aten.where.Scalar,
+    is_select=True,
+    interval=intervals.where,
+)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """x where the condition is true, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))

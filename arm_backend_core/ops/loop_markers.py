@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -34,13 +35,14 @@ _LIBRARY.impl("loop_in", lambda first, loop, place: first.clone(), "CompositeExp
 _LIBRARY.impl("loop_out", _run_one_iteration, "CompositeExplicitAutograd")
 
 
-@op(LOOP_IN, kind=Kind.SHARED)
+# A loop's integers are assumed to fit int32, like program inputs.
+@op(LOOP_IN, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.ASSUMED_INTERVAL)
 def loop_in(cx: Context, first: Tensor, loop: int, place: int) -> Value:
     """A loop-carried value at the start of an iteration: ``first``, or the result of the previous iteration."""
     return cx.b.emit("LOOP_IN", (first.value,), first.value.dtype, loop=loop, place=place)
 
 
-@op(LOOP_OUT, kind=Kind.SHARED)
+@op(LOOP_OUT, kind=Kind.SHARED, interval=lambda node, interval_of: intervals.INT32)
 def loop_out(cx: Context, goes_on: Tensor, then: Sequence[Tensor], last: Sequence[Tensor], loop: int) -> list[Tensor]:
     """The loop-carried values after the loop: those for which the condition ``goes_on`` is false.
 

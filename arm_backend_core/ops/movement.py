@@ -13,6 +13,7 @@ import torch
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_random
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.indexing import gather_constant, strided_slice
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -183,7 +184,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
     return [cx.b.reshape(piece, shape) for piece, shape in zip(slices, shapes, strict=True)]
 
 
-@op(aten.constant_pad_nd.default, **_SHARED)
+@op(aten.constant_pad_nd.default, interval=intervals.padding, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
     """PAD with a constant. ``pad``: (before, after) of each dimension, last dimension first; negative amounts crop."""
     pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
@@ -202,7 +203,7 @@ _PADDING_INDEX: dict[str, Callable[[int, int, range], int]] = {
 }
 
 
-@op(aten.pad.default, **_SHARED)
+@op(aten.pad.default, interval=intervals.padding, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
     """torch.nn.functional.pad; modes other than constant gather elements of the tensor."""
     if mode == "constant":

@@ -11,8 +11,8 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.accumulator import Accumulator
 from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
-from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import at_least_1d, reduce_mean
 from arm_backend_core.ops.registry import op

@@ -13,7 +13,8 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.ops.integers import Accumulator, FixedPoint
+from arm_backend_core.ops.accumulator import Accumulator
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
-from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops import fixed_point, intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.expression import FloatExpr
 from arm_backend_core.ops.indexing import reshape_indices
@@ -66,7 +66,7 @@ def mean(
 mean.integer_rule(mean.lower)
 
 
-@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, compute_fp32=True)
+@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.total, compute_fp32=True)
 def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -215,7 +215,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
-@op(aten.argmax.default)
+@op(aten.argmax.default, interval=intervals.index)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element, int32 inside a delegate. ARGMAX on Ethos-U55 supports only the last dimension."""
     x = at_least_1d(cx, x)

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch._ops import OpOverload
 
+from arm_backend_core.ops import intervals
+from arm_backend_core.ops.intervals import IntervalRule
+
 Rule = Callable[..., Any]
 
 
@@ -41,6 +44,7 @@ class Record:
         univariate: whether it is elementwise and fusion may merge it with its neighbours into one TABLE.
         is_discontinuous: whether the function has jumps. On int16 it then keeps its integer rule, which is exact; a
             TABLE would interpolate across the jump.
+        evaluate: function that computes the operator for a grid of operands; the ATen operator itself if None.
         clamp: for ReLU-like functions, maps the arguments to (low, high). It merges into its producer's RESCALE.
         factor: for a multiplication, maps the arguments to its positive constant, or to None. It merges likewise.
         absorbs_activation: whether its integer rule ends in a RESCALE, into which ``clamp`` and ``factor`` users merge.
@@ -48,6 +52,13 @@ class Record:
         reads_int16: whether its intermediates are wider than int8, so that an int16 input pays off in an INT8 program.
         is_select: whether it selects between operands that may be numbers, so that its result can be quantized even
             if no operand is.
+        is_cast: whether it only changes the element type.
+        is_gate: whether it is a gate of recurrent layers. There, an int16 result has the range [-1, 1], and an int16
+            operand that only gates read [-16, 16], beyond which they saturate.
+        is_sinusoid: whether it is the sine or cosine of its operand.
+        is_lookup: whether it reads its first operand at the indices that its other operands hold.
+        interval: rule for the interval of an integer result. For an operator of several results, the rule takes the
+            ``getitem`` node that selects one. None if the interval is unknown; data movement has a default.
         error: bound of the integer rule's error besides the rounding of its result, relative to the largest element
             of operands and result. 2**-14 is at most two steps of int16.
     """
@@ -62,12 +73,18 @@ class Record:
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
     univariate: bool = False
     is_discontinuous: bool = False
+    evaluate: Callable[..., torch.Tensor] | None = None
     clamp: Callable[..., tuple[float, float]] | None = None
     factor: Callable[..., float | None] | None = None
     absorbs_activation: bool = False
     fixed_range: tuple[float, float] | None = None
     reads_int16: bool = False
     is_select: bool = False
+    is_cast: bool = False
+    is_gate: bool = False
+    is_sinusoid: bool = False
+    is_lookup: bool = False
+    interval: IntervalRule | None = None
     error: float = 0.0
 
     def integer_rule(self, rule: Rule) -> Rule:
@@ -90,6 +107,7 @@ class Composite:
         emits_nodes: whether ``decompose`` works on FX nodes and takes a ``NodeEmitter`` (``ops/recurrent``) as its
             first argument.
         reads_memory: whether the result depends on the storage offset of operands, not only on shapes and strides.
+        interval: as in ``Record``.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -97,6 +115,7 @@ class Composite:
     takes_quantized: bool = False
     emits_nodes: bool = False
     reads_memory: bool = False
+    interval: IntervalRule | None = None
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
@@ -142,14 +161,15 @@ def op(
     def decorate(rule: Rule) -> Record:
         lower = (lambda cx, *args, **kwargs: cx.compute_wide(rule, *args, **kwargs)) if compute_fp32 else rule
         record = Record(overloads, kind, lower, **facts)
-        if kind is Kind.SHARED and record.lower_integer is None:
-            record.lower_integer = rule
+        if kind is Kind.SHARED:
+            record.lower_integer = record.lower_integer or rule
+            record.interval = record.interval or intervals.data_movement
         return register(record)
 
     return decorate
 
 
-def decomposition(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
+def decomposition(*overloads: OpOverload, **facts: Any) -> Callable[[Rule], Rule]:
     """Decorator that registers a function as the decomposition of ``overloads``; it returns the function unchanged.
 
     The function has the arguments of the operator's ATen schema and calls other ATen operators on tensors::

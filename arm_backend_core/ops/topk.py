@@ -13,6 +13,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import at_least_1d
 from arm_backend_core.ops.registry import Kind, op
@@ -26,7 +27,7 @@ _MAX_SEQUENTIAL = 5  #: each element costs eight operators on the whole tensor
 _MAX_RANKED, _MAX_PAIRS = 64, 1 << 18
 
 
-@op(aten.topk.default, kind=Kind.SHARED)
+@op(aten.topk.default, kind=Kind.SHARED, interval=intervals.values_and_indices)
 def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Tensor]:
     """Values and int32 indices in order. Equal elements keep their order; NaN counts as the largest."""
     b, shape, x = cx.b, cx.shape, at_least_1d(cx, x)

@@ -27,7 +27,6 @@ from arm_backend_core.nodes import (
     is_float,
     is_integer_or_bool,
     is_state,
-    overload_of,
 )
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.loop_markers import LOOP_OUT
@@ -36,8 +35,6 @@ from arm_backend_core.quantization.config import QuantizationConfig
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
-#: Functions whose int16 results within a recurrent layer have the fixed scale 2**-15, whatever calibration shows.
-_GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
 #: Range of int8 as real numbers, [low, high).
 _INT8_RANGE = (-128.0, 128.0)
 ConfigOf = Callable[[Node], QuantizationConfig | None]
@@ -207,9 +204,9 @@ class Annotator:
             return _fixed_spec(spec if interval == _INT8_RANGE else config.inner or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
-            if overload_of(node.target) in _GATES:
+            if record.is_gate:
                 limits = (-1.0, 1.0)
-            elif config.inner != config.activation and all(overload_of(user.target) in _GATES for user in node.users):
+            elif config.inner != config.activation and all(map(_is_gate, node.users)):
                 limits = (-16.0, 16.0)  # gates saturate beyond; a TABLE over a wider range is too coarse
         return spec if limits is None else _fixed_spec(spec, *limits)
 
@@ -344,6 +341,11 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
         quant_max=spec.quant_max,
         qscheme=torch.per_tensor_affine,
     )
+
+
+def _is_gate(node: Node) -> bool:
+    record = find_record(node)
+    return record is not None and record.is_gate
 
 
 def _casts_integers(node: Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, cast
 
@@ -118,14 +118,3 @@ def find_branch_conditions(graph: Graph) -> dict[Node, tuple[Branch, ...]]:
         common = takewhile(lambda steps: len(set(steps)) == 1, zip(*user_paths, strict=False))
         paths[node] = tuple(steps[0] for steps in common)
     return paths
-
-
-def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
-    """Yield the readers of a node and, where ``through`` holds for a reader, its readers in turn; each only once."""
-    todo, seen = list(node.users), set[Node]()
-    while todo:
-        reader = todo.pop()
-        if reader not in seen:
-            seen.add(reader)
-            todo += reader.users if through(reader) else ()
-            yield reader

@@ -16,7 +16,7 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind, InputS
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import add_buffer
+from arm_backend_core.graph_edits import add_buffer
 from arm_backend_core.program import TensorIdentity, replace_parts, store_of, tensor_identity
 
 _CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -27,7 +27,8 @@ from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core import events
 from arm_backend_core.aten.functionalize import functionalize_program
-from arm_backend_core.nodes import BRANCH_SELECT, add_buffer_node, eliminate_dead_code, is_state, source_line
+from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
+from arm_backend_core.nodes import BRANCH_SELECT, is_state, source_line
 from arm_backend_core.program import TensorIdentity, tensor_identity
 from arm_backend_core.quantization.algorithms.activation_precision import choose_activation_precision
 from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales

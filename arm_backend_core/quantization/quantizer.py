@@ -21,7 +21,8 @@ from arm_backend_core.aten.int_to_float import promote_integers
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import constant_nodes, describe_node, eliminate_dead_code, is_float, modules_of
+from arm_backend_core.graph_edits import eliminate_dead_code
+from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect_observers, share_timestep_observers

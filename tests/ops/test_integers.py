@@ -19,7 +19,8 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.ops.integers import FixedPoint, to_common_int16, to_common_scale
+from arm_backend_core.ops.common_scale import to_common_int16, to_common_scale
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import decomposition
 
@@ -167,7 +168,7 @@ def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
 # -- elementwise --------------------------------------------------------------------------------------------------
 
 
-@decomposition(aten.clamp.Tensor)
+@decomposition(aten.clamp.Tensor, interval=intervals.elementwise(intervals.clamp))
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """Clamp by maximum and minimum. PyTorch's own decomposition uses comparisons and ``where``."""
     raised = x if min is None else torch.maximum(x, min)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import intervals
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -33,7 +34,7 @@ def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
     return torch.amin(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=False)
 
 
-@decomposition(aten.argmin.default)
+@decomposition(aten.argmin.default, interval=intervals.index)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Index of the smallest element, the first of equal ones as in argmax."""
     return _arg_extreme(x, dim, keepdim, largest=False)
@@ -295,7 +296,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     return torch.cat(products, dim)
 
 
-@decomposition(aten.cumsum.default, takes_quantized=True)
+@decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.total)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized: a matrix product with a triangle of ones, which rounds once. Else a prefix scan."""
     if quantized and x.dim() and x.is_floating_point():

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.composites.movement import scatter
+from arm_backend_core.ops.composites.scatter import scatter
 from arm_backend_core.ops.pooling import adaptive_cells
 from arm_backend_core.ops.registry import decomposition
 

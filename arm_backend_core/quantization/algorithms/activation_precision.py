@@ -26,14 +26,13 @@ from torchao.quantization.pt2e.quantizer import (
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.fusion.rules import absorbed_consumer
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
-from arm_backend_core.ops.catalog import find_record, is_data_movement
+from arm_backend_core.ops.catalog import find_record, is_data_movement, is_sinusoid
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
 
 _PRODUCT_OPS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCT_OPS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-_SINE_OPS = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
 #: Smallest upper bound of a probability range. The scale is then 2**-14, four times the error of the integer softmax.
 _MIN_UPPER_BOUND = 2.0**-6
 #: Constants whose largest-to-smallest ratio reaches this value count as frequencies of an embedding.
@@ -90,7 +89,7 @@ def _can_return_int16(node: Node) -> bool:
 
 def _use_int16_for_angles(graph: Graph) -> None:
     """Annotate the angles of embeddings, their operands and the data movement around them as int16."""
-    sine_nodes = [node for target in _SINE_OPS for node in graph.find_nodes(op="call_function", target=target)]
+    sine_nodes = [node for node in graph.nodes if is_sinusoid(node)]
     if not sine_nodes:
         return
     constants = Constants(cast(GraphModule, graph.owning_module))

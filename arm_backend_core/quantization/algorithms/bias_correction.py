@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import TIMESTEP_SLOT, add_buffer_node
+from arm_backend_core.graph_edits import add_buffer_node
+from arm_backend_core.nodes import TIMESTEP_SLOT, readers_through
 from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import WeightObserver
 from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 

@@ -22,11 +22,10 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
-from arm_backend_core.nodes import TIMESTEP_SLOT, is_float
+from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, readers_through
 from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION, connect_observers
-from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import RangeObserver
 
 

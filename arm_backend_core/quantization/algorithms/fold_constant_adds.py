@@ -7,8 +7,8 @@ from collections.abc import Collection
 import torch
 from torch.fx import Graph, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
-from arm_backend_core.nodes import constant_nodes, eliminate_dead_code, is_float
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.nodes import constant_nodes, is_float
 
 aten = torch.ops.aten
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
-from arm_backend_core.nodes import constant_nodes, eliminate_dead_code
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.nodes import constant_nodes, source_through
+from arm_backend_core.ops.catalog import is_cast
 
 aten = torch.ops.aten
 #: Operators that return their operand unchanged if its dtype is the same.
-_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.detach.default}
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,17 @@ def _match_numerator(x: Node, variance: Node, eps: float) -> _Norm | None:
     return _Norm(source, centred_dims, eps * ratio, True, math.sqrt(ratio)) if ratio > 0 else None
 
 
+def _is_cast(node: Node) -> bool:
+    return is_cast(node) or node.target is aten.detach.default
+
+
 def _skip_casts(node: Any) -> Any:
-    """Return the source of a node, skipping casts that change nothing."""
-    while isinstance(node, Node) and node.target in _CASTS:
-        source: Any = node.args[0]
-        if node.meta["val"].dtype is not source.meta["val"].dtype:
-            return node
-        node = source
-    return node
+    """Return the source of a node, skipping casts that change nothing; a number is returned as it is."""
+
+    def changes_nothing(x: Node) -> bool:
+        return _is_cast(x) and x.meta["val"].dtype is x.all_input_nodes[0].meta["val"].dtype
+
+    return source_through(node, changes_nothing) if isinstance(node, Node) else node
 
 
 def _reduction(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
@@ -202,7 +205,7 @@ def _match_weight(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple
     if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
         return node, None
     end = node
-    while len(end.users) == 1 and next(iter(end.users)).target in _CASTS:
+    while len(end.users) == 1 and _is_cast(next(iter(end.users))):
         cast = next(iter(end.users))
         if _skip_casts(cast) is not _skip_casts(end):
             break

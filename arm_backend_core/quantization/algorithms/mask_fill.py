@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import insert_call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
-from arm_backend_core.nodes import eliminate_dead_code, is_float
+from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import is_data_movement
-from arm_backend_core.quantization.graph_interpreter import readers_through
 
 aten = torch.ops.aten
 
@@ -33,11 +32,11 @@ _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
 
 
 def bound_mask_fill(module: GraphModule) -> list[str]:
-    """Replace extreme fill values before maxima and minima by a bound just outside of the tensor's range.
+    """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the tensor's range.
 
-    For a maximum the bound is min - (max - min) / 16, for a minimum max + (max - min) / 16. A row in which everything
-    is masked then gives the bound instead of the fill value, which int8 could not represent beside the others. Masks
-    whose result a comparison reads are left alone, because it may test for the fill value.
+    The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
+    that is masked entirely is then the bound, not the fill value, which int8 cannot represent beside the other values.
+    A mask is not changed if a comparison reads the maximum: it may test for the fill value.
 
     Returns:
         A note for the user for each replaced value.

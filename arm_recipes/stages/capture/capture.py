@@ -149,7 +149,7 @@ def _simplify(program: ExportedProgram) -> None:
     If the model catches an operator's exception, PyTorch leaves the operator in the graph, without a value. A
     concatenation may have operands without elements.
     """
-    from arm_backend_core.nodes import eliminate_dead_code
+    from arm_backend_core.graph_edits import eliminate_dead_code
 
     _repair_users(program.graph)
     changed = False

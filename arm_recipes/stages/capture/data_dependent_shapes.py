@@ -87,7 +87,8 @@ def _select_to_gather(graph: Graph) -> bool:
 
 def _fold_constant_masks(module: GraphModule, known: dict[Node, Any]) -> bool:
     """Replace constant masks by constant indices."""
-    from arm_backend_core.nodes import add_buffer_node, evaluate_node, is_constant, is_written
+    from arm_backend_core.graph_edits import add_buffer_node
+    from arm_backend_core.nodes import evaluate_node, is_constant, is_written
 
     def indices(mask: Tensor) -> list[Node]:
         return [add_buffer_node(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
@@ -246,7 +247,7 @@ def is_elementwise(node: Node) -> bool:
 
 def _refresh(graph: Graph) -> None:
     """Propagate the static shapes, and remove checks of sizes that are now known."""
-    from arm_backend_core.nodes import eliminate_dead_code
+    from arm_backend_core.graph_edits import eliminate_dead_code
 
     mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)
     for node in reversed(graph.nodes):  # only size checks still read the masked elements

@@ -19,7 +19,7 @@ _CASTS = (aten.to.dtype, aten._to_copy.default)
 
 def move_casts_outward(program: ExportedProgram) -> None:
     """Edit the program in place: casts from uint8 move before data movement, casts to uint8 after it."""
-    from arm_backend_core.nodes import eliminate_dead_code
+    from arm_backend_core.graph_edits import eliminate_dead_code
 
     graph = program.graph
     if not any(getattr(node.meta.get("val"), "dtype", None) is torch.uint8 for node in graph.nodes):

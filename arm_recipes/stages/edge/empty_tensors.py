@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import eliminate_dead_code, is_random, overload_of
+from arm_backend_core.graph_edits import eliminate_dead_code
+from arm_backend_core.nodes import is_random, overload_of
 
 _EDGE = exir_ops.edge.aten
 #: Kernels that accept a mix of empty and non-empty operands; each was tested.

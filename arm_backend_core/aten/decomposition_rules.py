@@ -1,0 +1,104 @@
+"""Which operators are decomposed, and by which function: records first, then PyTorch's decompositions."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.aten import complex_numbers
+from arm_backend_core.nodes import is_implicit
+from arm_backend_core.ops.catalog import find_composite, find_record
+from arm_backend_core.ops.composites import computed_weights
+from arm_backend_core.ops.composites.arithmetic import empty_product
+
+aten = torch.ops.aten
+
+
+def is_composite(node: Node, constants: Container[Node]) -> bool:
+    """Whether ``node`` must be decomposed: it has no record, or not for such operands."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    if node.target.namespace != "aten":
+        return find_composite(node) is not None or is_implicit(node.target)
+    if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
+        return find_record(node) is None
+    if node.target is aten.view_as_complex.default:
+        return False
+    needs_decomposition = find_record(node) is None or complex_numbers.involves_complex(node)
+    return needs_decomposition or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
+
+
+def decomposition_rule(node: Node, constants: Container[Node], *, quantized: bool) -> Callable[..., Any] | None:
+    """The function that decomposes a composite, with the arguments of its schema; None if there is none.
+
+    Args:
+        node: the composite.
+        constants: nodes that are constant.
+        quantized: the program is going to be quantized.
+    """
+    overload = cast(OpOverload, node.target)
+    if _is_empty(node):
+        return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
+    if _is_product_of_nothing(node):
+        return partial(empty_product, node.meta["val"].shape)
+    if _has_computed_weight(node, constants):
+        return computed_weights.RULES[overload][1]
+    record = find_composite(node)
+    if record is not None:
+        return partial(record.decompose, quantized=quantized) if record.takes_quantized else record.decompose
+    if overload in torch._decomp.decomposition_table:
+        return torch._decomp.decomposition_table[overload]
+    return overload.decompose if is_implicit(overload) else None
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether every result has zero elements."""
+    shapes = [x.shape for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+    return bool(shapes) and all(all(isinstance(size, int) for size in shape) and 0 in shape for shape in shapes)
+
+
+def _is_product_of_nothing(node: Node) -> bool:
+    """Whether a matrix product reduces over zero elements: a kernel would leave its result unwritten."""
+    if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
+        return False
+    left = cast(Node, node.args[0]).meta["val"]
+    return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
+
+
+def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
+    """Whether the weight of a layer is computed at run time, or is a vector."""
+    if node.target not in computed_weights.RULES:
+        return False
+    weight_arguments, _ = computed_weights.RULES[node.target]
+    if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
+        return True  # 3-D transposed convolution, which the rule for images does not support
+    weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]
+    is_vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
+    return is_vector or any(weight not in constants for weight in weights)
+
+
+def has_cpu_kernel(node: Node) -> bool:
+    """Whether the operator has a CPU kernel and its decomposition comes from PyTorch's table.
+
+    Decomposing it partially would only be slower on the CPU. Some of its parts are no ATen operators, for which the CPU
+    has no kernel.
+    """
+    return find_composite(node) is None and node.target in torch._decomp.decomposition_table
+
+
+def is_lowerable(node: Node, constants: Container[Node]) -> bool:
+    """Whether ``node`` needs no rule, or has a record."""
+    return (
+        node.op != "call_function"
+        or node in constants
+        or node.target is operator.getitem
+        or find_record(node) is not None
+    )

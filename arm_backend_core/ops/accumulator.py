@@ -1,0 +1,87 @@
+"""Accumulators of convolutions and matrix products: their bounds, their bias and their requantization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import Array, FixedPoint, requantize
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """The accumulator of an operator with constant weights: its operands, scale, bound and requantization.
+
+    Attributes:
+        weights: [out_channels, ...], integers or floats.
+        offsets: the quantized bias, at the accumulator's scale, [out_channels].
+        dtype: element type of accumulator and offsets.
+        scales: scale of the accumulator, [1] or [out_channels]; None for floats, which need no requantization.
+        peaks: upper bound of the accumulator's magnitude, [out_channels].
+        residual_bias: rounding error of the bias: its part that ``offsets`` does not represent, [out_channels].
+    """
+
+    weights: Array
+    offsets: Array
+    dtype: DType
+    scales: Array | None = None
+    peaks: Array | None = None
+    residual_bias: Array | None = None
+
+    @classmethod
+    def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
+        """Describe the accumulator of sum(x * (weights - zero_point)) + bias.
+
+        The bias is rounded to the accumulator's scale. If the accumulator cannot hold it there, because the scale is
+        too small, ``residual_bias`` is the whole bias.
+
+        Args:
+            x: the input.
+            weights: [out_channels, ...].
+            zero_point: zero point of the weights.
+            scales: scale of the accumulator, [1] or [out_channels].
+            bias: real numbers, [out_channels].
+
+        Raises:
+            Unsupported: a sum could exceed INT32 (int8 input) or INT48 (int16 input).
+        """
+        dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+        limit = dtype.range[1]
+        flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
+        sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
+        if np.any(sums > limit):
+            raise Unsupported(f"a sum of {flat.shape[1]} products, which may exceed {dtype.value}; split the channels")
+        if np.any(np.abs(bias) > (limit - sums) * scales):
+            return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
+        offsets = np.rint(bias / scales)
+        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
+
+    def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
+        """Requantize the accumulator to ``out``; add ``residual_bias`` if it exceeds a quarter of the result's scale.
+
+        Raises:
+            Unsupported: see the function ``requantize``; or INT32 cannot hold sums and bias at a scale of at most a
+                quarter of the result's.
+        """
+        assert self.scales is not None
+        assert self.peaks is not None
+        assert self.residual_bias is not None
+        if float(np.abs(self.residual_bias).max()) <= float(out.scale) / 4:
+            peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
+            return requantize(b, value, peaks, self.scales, out)
+        real_peak = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
+        scale = max(float(out.scale) * 2.0**-12, real_peak * 2.0**-28)
+        if scale > float(out.scale) / 4:
+            raise Unsupported(
+                f"its bias does not fit {self.dtype.value} sums at a scale of {self.scales.min():.2g}, and its result "
+                f"has a scale of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
+            )
+        sums = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / scale, 0.0))
+        bias = FixedPoint.const(b, np.rint(self.residual_bias / scale).astype(np.int64), DType.INT32, scale)
+        return (FixedPoint(b, sums, -(1 << 28) - 1, (1 << 28) + 1, scale) + bias).requantize(out)

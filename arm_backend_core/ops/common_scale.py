@@ -1,0 +1,100 @@
+"""Conversion of two operands to one scale and rank, for additions and comparisons."""
+
+from __future__ import annotations
+
+import math
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import RESCALE_SAFE_LIMIT, FixedPoint
+from arm_backend_core.qparams import QParams
+
+
+def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
+    """Convert the operands of an addition or a comparison to INT32 at one scale that is fine enough for the result.
+
+    The operand with the larger scale is shifted left by g guard bits, 19 for int8 and 14 for int16, so that sums stay
+    below 2**30. The other operand is multiplied by a smaller factor. The rounding error is 2**-g of the larger scale. A
+    comparison shifts int8 by 21 bits, the most that RESCALE accepts. Real numbers that are closer than that compare
+    as equal, for example 1 at two scales that differ by 2**-22 or less.
+
+    Args:
+        x: the first operand.
+        y: the second operand.
+        out: the result's parameters, None for a comparison.
+
+    Raises:
+        Unsupported: the result's scale is smaller than the common scale.
+    """
+    x, y = _saturate_negligible(*to_common_rank(x, y), out)
+    scale = max(z.scale * 2.0 ** -_guard_bits(z, 21 if out is None else 19) for z in (x, y))
+    exact = all(math.isclose(round(z.scale / scale), z.scale / scale, rel_tol=1e-9) for z in (x, y))
+    if out is not None and not exact and scale > float(out.scale):
+        raise Unsupported(
+            f"its operands have scales of {x.scale:.2g} and {y.scale:.2g}, its result has a scale of "
+            f"{float(out.scale):.2g}, too small for 32 bits; calibrate with samples in which the result is not constant"
+        )
+    for narrow, other in ((x, y), (y, x)):
+        computed = narrow.value.data is other.value.data is None
+        if computed and (narrow.dtype, other.dtype) == (DType.INT16, DType.INT32) and narrow.scale >= scale:
+            factor = int(narrow.scale / scale)  # MUL is one operation on Ethos-U; RESCALE: 700 cycles
+            pair = narrow.mul(factor), other.to_int32_at(narrow.scale / factor)
+            return pair if narrow is x else pair[::-1]
+    return x.to_int32_at(scale), y.to_int32_at(scale)
+
+
+def to_common_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
+    """Convert the operands of an addition, at least one of them int8, to int16 at one scale.
+
+    An NPU adds and rescales int16 in one operation. The common scale is that of the int16 operand, which is at most the
+    result's scale; without an int16 operand it is the result's scale. The error is at most one step of the result. Each
+    operand saves two passes over INT32: adding an int8 and an int16 element takes 2.6 instead of 8.0 cycles on
+    U55-128, 0.8 instead of 2.6 on U85-256.
+
+    Returns:
+        The operands as INT32 at one scale: RESCALEs of int16, which fuse into the addition. None on targets without an
+        NPU, for other combinations of types, and if int16 cannot hold an operand at that scale. Adding two int16
+        operands is one operation already.
+    """
+    pair, dtypes = to_common_rank(x, y), [x.dtype, y.dtype, out.dtype]
+    scale = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
+    is_mixed = set(dtypes) == {DType.INT8, DType.INT16} and DType.INT8 in dtypes[:2]
+    fits = all(z.value.data is None and z.real_peak <= 2.0**15 * scale for z in pair)
+    if not (x.b.target.hardware.npu and is_mixed and fits and scale <= float(out.scale)):
+        return None
+    operands = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / scale) for z in pair)
+    left, right = (z.rescale(DType.INT32, 1.0).with_scale(scale) for z in operands)
+    return left, right
+
+
+def to_common_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
+    """Prepend dimensions to a constant operand up to the other's rank, so that they broadcast."""
+    rank = max(x.value.rank, y.value.rank)
+    left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
+    return left, right
+
+
+def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
+    """Reduce an extreme ratio of the operands' scales where that cannot change the result.
+
+    If one step of an operand exceeds the ranges of the other operand and of ``out`` together, only its sign matters.
+    """
+    if x.scale > y.scale:
+        return _saturate_negligible(y, x, out)[::-1]
+    if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
+        return x, y
+    result_peak = 0.0 if out is None else out.real_peak
+    if 0 < 2 * result_peak < x.scale:
+        x = x.sign().with_scale(2 * result_peak)
+    limit = 2 * (x.real_peak + result_peak)
+    return x, y.sign().with_scale(limit) if y.scale > limit else y
+
+
+def _guard_bits(x: FixedPoint, max_bits: int) -> int:
+    """Number of guard bits by which an operand is shifted left.
+
+    RESCALE multiplies int16 by at most 2**14. A constant is not shifted but stored at the common scale, so only the
+    headroom in INT32 limits it.
+    """
+    headroom = RESCALE_SAFE_LIMIT.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
+    return headroom if x.value.data is not None else min(14 if x.dtype is DType.INT16 else max_bits, headroom)

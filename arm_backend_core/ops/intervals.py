@@ -1,0 +1,199 @@
+"""Interval arithmetic of integers: how the interval of a result follows from those of the operands.
+
+The records of operators hold these rules (``Record.interval``). ``aten/int64`` applies them to a program.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any, cast
+
+from torch.fx import Node
+
+from arm_backend_core import events
+from arm_backend_core.nodes import is_dequantize, is_float, overload_of, source_line, source_through
+
+Interval = tuple[int, int]
+#: Returns the interval of an operand, a node or a Python number. None if it is unknown, or the operand not an integer.
+IntervalOf = Callable[[Any], Interval | None]
+#: Returns the interval of a node's result, None if it is unknown.
+IntervalRule = Callable[[Node, IntervalOf], Interval | None]
+
+INT32: Interval = (-(1 << 31), (1 << 31) - 1)
+#: Assumed for indices, sizes and counts. Twice these values still fit int32.
+ASSUMED_INTERVAL: Interval = (INT32[0] >> 1, INT32[1] >> 1)
+#: A product with a constant below this limit is assumed to be a row offset (row number * width).
+_MAX_ROW_WIDTH = 1 << 13
+#: Intervals that stand for an omitted bound of ``clamp``.
+_NO_LOWER_BOUND, _NO_UPPER_BOUND = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))
+INT64: Interval = (_NO_LOWER_BOUND[0], _NO_UPPER_BOUND[1])
+
+
+def fits_int32(interval: Interval) -> bool:
+    """Whether int32 holds every number of ``interval``."""
+    return INT32[0] <= interval[0] and interval[1] <= INT32[1]
+
+
+# -- rules ----------------------------------------------------------------------------------------------------------
+
+
+def elementwise(rule: Callable[..., Interval]) -> IntervalRule:
+    """The rule of an elementwise function.
+
+    Args:
+        rule: a function from the intervals of the arguments, in the order of the schema, to the interval of the result.
+    """
+
+    def interval(node: Node, interval_of: IntervalOf) -> Interval | None:
+        operands = _operands(node, interval_of)
+        return None if operands is None else rule(*operands)
+
+    return interval
+
+
+def multiplication(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of a product. Row offsets are assumed to fit int32, see ``_MAX_ROW_WIDTH``."""
+    operands = _operands(node, interval_of)
+    if operands is None:
+        return None
+    interval = multiply(*operands)
+    is_row_offset = any(low == high and abs(low) < _MAX_ROW_WIDTH for low, high in operands)
+    if is_row_offset and all(map(fits_int32, operands)) and not fits_int32(interval):
+        return _assume_interval(node)
+    return interval
+
+
+def _operands(node: Node, interval_of: IntervalOf) -> list[Interval] | None:
+    """Intervals of the arguments in the order of the schema; None if one of them is unknown."""
+    if not node.kwargs.keys() <= {"alpha", "rounding_mode"}:
+        return None
+    numbers = (*node.args, *(x for x in node.kwargs.values() if not isinstance(x, str)))
+    operands = [
+        (_NO_LOWER_BOUND if i == 1 else _NO_UPPER_BOUND) if x is None else interval_of(x) for i, x in enumerate(numbers)
+    ]
+    known = [x for x in operands if x is not None]
+    return known if len(known) == len(operands) else None
+
+
+def data_movement(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of elements of the operands. Numbers among the arguments are positions, not elements."""
+    return _union(map(interval_of, node.all_input_nodes))
+
+
+def selection(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of elements of any argument, for example of ``maximum``."""
+    return _union(map(interval_of, node.args))
+
+
+def where(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of elements of the arguments that follow the condition."""
+    return _union(map(interval_of, node.args[1:]))
+
+
+def padding(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of the operand's elements and the fill value, 0 by default."""
+    fill_values = [x for x in (*node.args[2:], *node.kwargs.values()) if isinstance(x, (int, float))]
+    return _union([interval_of(node.args[0]), interval_of(int(fill_values[0]) if fill_values else 0)])
+
+
+def total(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of a sum of one to all elements of the operand."""
+    x, count = interval_of(node.args[0]), _count_elements(node)
+    return None if x is None else (min(x[0] * count, x[0]), max(x[1] * count, x[1]))
+
+
+def index(node: Node, interval_of: IntervalOf) -> Interval:
+    """Interval of indices along a dimension of the operand (the second argument), or into all of its elements."""
+    return 0, _count_elements(node, *node.args[1:2]) - 1
+
+
+def values_and_indices(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of elements of the operand (first result), or of their indices (second result)."""
+    if node.target is not operator.getitem:
+        return data_movement(node, interval_of)
+    return (0, _count_elements(node.all_input_nodes[0])) if node.args[1] == 1 else None
+
+
+def cast_to_integer(node: Node, interval_of: IntervalOf) -> Interval | None:
+    """Interval of a cast. Real numbers without a known interval are assumed to fit, unless the cast is an output."""
+    source = node.all_input_nodes[0]
+    if not is_float(source):
+        return data_movement(node, interval_of)
+    is_returned = any(user.op == "output" for user in node.users)
+    return _interval_of_floats(source) or (None if is_returned else _assume_interval(node))
+
+
+def _interval_of_floats(x: Node) -> Interval | None:
+    """Integer interval of real numbers. None unless ``x`` is the result of a dequantize or of a ``clamp``."""
+    x = source_through(x, lambda node: _operator_name(node) in ("floor", "ceil", "round", "trunc"))
+    if is_dequantize(x) and isinstance(x.args[1], float):
+        scale, zero_point, qmin, qmax = cast(tuple[float, int, int, int], x.args[1:5])
+        return math.floor((qmin - zero_point) * scale), math.ceil((qmax - zero_point) * scale)
+    if _operator_name(x) != "clamp":
+        return None
+    bounds: list[Any] = [*x.args[1:], *x.kwargs.values()]
+    is_bounded = len(bounds) == 2 and all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in bounds)
+    return (math.floor(min(bounds)), math.ceil(max(bounds))) if is_bounded else None
+
+
+def _assume_interval(node: Node) -> Interval:
+    """Return ``ASSUMED_INTERVAL`` for the result of ``node``, and add a note about it to the report."""
+    line = source_line(node)
+    note = f"integer results of 'aten.{_operator_name(node)}'{line and f' ({line})'} are assumed to be below 2**30"
+    events.current().add_notes_once([note])
+    return ASSUMED_INTERVAL
+
+
+def _operator_name(node: Node) -> str:
+    overload = overload_of(node.target)
+    return "" if overload is None else overload._schema.name.removeprefix("aten::")
+
+
+def _count_elements(node: Node, dim: Any = None) -> int:
+    """Number of elements of the first operand, in total or along ``dim``."""
+    x = node.all_input_nodes[0].meta["val"]
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
+
+
+# -- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+def _union(operands: Iterable[Interval | None]) -> Interval | None:
+    """Smallest interval that contains all operands; None if one is unknown, or there are none."""
+    intervals = list(operands)
+    known = [x for x in intervals if x is not None]
+    return hull(*known) if known and len(known) == len(intervals) else None
+
+
+def hull(*intervals: Interval) -> Interval:
+    """Smallest interval that contains all ``intervals``."""
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def multiply(x: Interval, y: Interval) -> Interval:
+    """Interval of x * y."""
+    corners = [a * b for a in x for b in y]
+    return min(corners), max(corners)
+
+
+def add(x: Interval, y: Interval, alpha: Interval = (1, 1)) -> Interval:
+    """Interval of x + alpha * y."""
+    low, high = multiply(y, alpha)
+    return x[0] + low, x[1] + high
+
+
+def subtract(x: Interval, y: Interval, alpha: Interval = (1, 1)) -> Interval:
+    """Interval of x - alpha * y."""
+    return add(x, y, multiply(alpha, (-1, -1)))
+
+
+def divide(x: Interval, y: Interval) -> Interval:
+    """Interval of x / y, rounded in any way. Its magnitude is at most that of x."""
+    return hull(x, (-x[1], -x[0]))
+
+
+def clamp(x: Interval, low: Interval = _NO_LOWER_BOUND, high: Interval = _NO_UPPER_BOUND) -> Interval:
+    """Interval of min(max(x, low), high)."""
+    return min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])
