@@ -39,7 +39,6 @@ LONG_MODULES = {
     "arm_backend_core.tosa.vela_workarounds.arithmetic": 590,
     "arm_backend_core.tosa.vela_workarounds.catalog": 460,
     "arm_backend_core.tosa.vela_workarounds.rescales": 440,
-    "arm_recipes.explore.tune.tune": 490,
 }
 """Modules that are longer, and how long they may be, with 5% of air: none may be added."""
 
