@@ -187,8 +187,8 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Notes on methods that are captured with the batch size of a ``DataLoader``.
 
-    An ``ExportedProgram`` has a fixed batch size already. Samples that are not from a ``DataLoader`` are taken to have
-    the intended batch size.
+    There is no note for an ``ExportedProgram``, whose batch size is fixed, or for samples from elsewhere: their batch
+    size is taken as intended.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.

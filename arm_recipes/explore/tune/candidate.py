@@ -1,10 +1,18 @@
-"""Candidate: a program that the search compiled, with its cost and accuracy."""
+"""Candidates: programs that the search compiled, with cost and accuracy."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.tune.cost import ProgramCost
+
+if TYPE_CHECKING:
+    from arm_recipes.comparison.accuracy import Rating
+    from arm_recipes.explore.tune.plan_evaluator import PlanEvaluator
+    from arm_recipes.explore.tune.regions import PrecisionPlan
 
 
 @dataclass(frozen=True)
@@ -24,3 +32,65 @@ class Candidate:
     sqnr: float
     accuracy: float
     search_accuracy: float
+
+
+class CandidatePool:
+    """The candidates of a search, by precision plan.
+
+    Args:
+        evaluator: evaluates plans.
+        base_plan: plan of the recipe itself.
+
+    Attributes:
+        base: candidate of the recipe itself.
+
+    Raises:
+        ExportError: the recipe's own program cannot be compiled.
+    """
+
+    def __init__(self, evaluator: PlanEvaluator, base_plan: PrecisionPlan) -> None:
+        self._evaluator = evaluator
+        self._candidates: dict[tuple[tuple[str, str], ...], Candidate] = {}
+        (cost,) = evaluator.estimate_costs([base_plan])
+        if isinstance(cost, str):
+            raise ExportError(f"the program of {evaluator.recipe.type_name} cannot be compiled: {cost}")
+        self.base = self._add(base_plan, cost)
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """All candidates, in the order in which they were compiled."""
+        return list(self._candidates.values())
+
+    def find(self, plan: PrecisionPlan) -> Candidate | None:
+        """Return the candidate of a plan; None if it has not been compiled or failed."""
+        return self._candidates.get(_plan_key(plan))
+
+    def compile(self, plan: PrecisionPlan) -> Candidate | None:
+        """Compile and rate a plan; None if this fails, or if it leaves more operators on the CPU than the base."""
+        known = self.find(plan)
+        if known is not None:
+            return known
+        (cost,) = self._evaluator.estimate_costs([plan])
+        if isinstance(cost, str) or cost.cpu_operators > self.base.cost.cpu_operators:
+            return None
+        return self._add(plan, cost)
+
+    def plan_of(self, candidate: Candidate) -> PrecisionPlan:
+        """Return the plan of a candidate."""
+        return dict(next(key for key, known in self._candidates.items() if known is candidate))
+
+    def rate_on_search(self, candidate: Candidate) -> Rating:
+        """Return the rating of a candidate on the search samples."""
+        return self._evaluator.rate_on_search(self.plan_of(candidate))
+
+    def _add(self, plan: PrecisionPlan, cost: ProgramCost) -> Candidate:
+        rating = self._evaluator.rate_on_test(plan)
+        settings = self._evaluator.with_plan(plan).options["precisions"]
+        search_accuracy = self._evaluator.rate_on_search(plan).metric
+        candidate = Candidate(dict(settings), cost, rating.sqnr, rating.metric, search_accuracy)
+        self._candidates[_plan_key(plan)] = candidate
+        return candidate
+
+
+def _plan_key(plan: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(plan.items()))

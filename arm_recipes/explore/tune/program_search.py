@@ -1,0 +1,123 @@
+"""Search of whole programs along a path of precision plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from arm_recipes._internal.messages import progress_bar
+from arm_recipes.explore.tune import goals, path
+from arm_recipes.explore.tune.candidate import Candidate, CandidatePool
+from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region
+
+#: Most programs to compile: along the path, in the bisection around the goal, and to fill up the budget.
+_SPREAD_PROGRAMS, _BISECTION_PROGRAMS, _FILL_PROGRAMS = 8, 6, 8
+
+
+class ProgramSearch:
+    """Compiles whole programs and selects the best.
+
+    Args:
+        pool: candidates of the search.
+        precisions: precisions to choose from.
+        base_plan: plan of the recipe itself.
+        goal: goal on the search samples.
+        cost_kind: kind of cost of the path.
+        progress: show a progress bar.
+    """
+
+    def __init__(
+        self,
+        pool: CandidatePool,
+        precisions: Sequence[str],
+        base_plan: PrecisionPlan,
+        goal: goals.Goal,
+        cost_kind: str,
+        progress: bool,
+    ) -> None:
+        self._pool, self._precisions, self._base_plan = pool, precisions, base_plan
+        self._goal, self._cost_kind, self._shows_progress = goal, cost_kind, progress
+
+    def search_path(self, start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
+        """Compile programs along the path, then around the goal, then with steps that still fit the budget."""
+        plans = path.cumulative_plans(self._base_plan, start, steps)
+        costs = [sum(choice.extra_cost for choice in start.values())]
+        for step in steps:
+            costs.append(costs[-1] + step.extra_cost)
+        for name in self._precisions:
+            self._pool.compile(dict.fromkeys(self._base_plan, name))
+        indices = path.pick_evenly_spaced(costs, _SPREAD_PROGRAMS)
+        for i in progress_bar(indices, "compiling", "program", shown=self._shows_progress, count=len(indices)):
+            self._pool.compile(plans[i])
+        candidates = {i: self._pool.find(plans[i]) for i in indices}
+        low, high = self._bracket(candidates)
+        for _ in range(_BISECTION_PROGRAMS):
+            if high is None or low is None or high - low < 2:
+                break
+            middle = (low + high) // 2
+            candidate = self._pool.compile(plans[middle])
+            if candidate is not None and self._is_past_goal(candidate):
+                high = middle
+            elif candidate is not None:
+                low = middle
+            else:
+                break
+        if self._goal.min_accuracy is None and low is not None:
+            self._fill_budget(plans[low], steps[low:])
+
+    def _is_past_goal(self, candidate: Candidate) -> bool:
+        """Whether a candidate reaches the required accuracy, or without one exceeds the limits."""
+        if self._goal.min_accuracy is not None:
+            return self._goal.is_accurate_enough(candidate.search_accuracy)
+        return not self._goal.is_within_limits(candidate.cost)
+
+    def _bracket(self, candidates: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
+        """Return the indices of the last program before the goal is passed and of the first after."""
+        evaluated = {i: candidate for i, candidate in candidates.items() if candidate is not None}
+        high = next((i for i, candidate in evaluated.items() if self._is_past_goal(candidate)), None)
+        low = max((i for i in evaluated if high is None or i < high), default=None)
+        return low, high
+
+    def _fill_budget(self, plan: PrecisionPlan, steps: Sequence[path.Step]) -> None:
+        """Spend the rest of the budget on steps that fit; double the fraction of steps on success, else halve it.
+
+        The cost of a step includes border casts, which vanish between two changed regions: several steps cost less
+        than the sum of their costs.
+        """
+        current, remaining, fraction = self._pool.find(plan), list(steps), 0.5
+        limit = next((x.most for x in self._goal.limits if x.kind == self._cost_kind), math.inf)
+        for _ in range(_FILL_PROGRAMS):
+            selected = (
+                []
+                if current is None
+                else path.select_affordable(remaining, limit - current.cost.value(self._cost_kind), fraction)
+            )
+            if current is None or not selected:
+                return
+            changed = plan
+            for step in selected:
+                changed = with_region(changed, step.region, step.choice.precision)
+            candidate = self._pool.compile(changed)
+            is_affordable = candidate is not None and self._goal.is_within_limits(candidate.cost)
+            if candidate is not None and is_affordable and candidate.search_accuracy > current.search_accuracy:
+                plan, current, fraction = changed, candidate, min(2 * fraction, 1.0)
+                remaining = [step for step in remaining if step not in selected]
+            else:
+                fraction /= 2
+                remaining = remaining if len(selected) > 1 else [step for step in remaining if step is not selected[0]]
+
+    def select_best(self) -> Candidate:
+        """Select the candidate that reaches the goal on the search samples, or the one that comes closest."""
+        candidates = self._pool.candidates
+        affordable = [c for c in candidates if self._goal.is_within_limits(c.cost)]
+        accurate = [c for c in affordable if self._goal.is_accurate_enough(c.search_accuracy)]
+        if self._goal.min_accuracy is not None and accurate:
+            return min(accurate, key=lambda c: (c.cost.value(self._cost_kind), -c.search_accuracy))
+        if affordable:
+            return max(affordable, key=lambda c: (*self._accuracy_key(c), -c.cost.value(self._cost_kind)))
+        limit = self._goal.limits[0]
+        return min(candidates, key=lambda c: c.cost.value(limit.kind))
+
+    def _accuracy_key(self, candidate: Candidate) -> tuple[float, float]:
+        rating = self._pool.rate_on_search(candidate)
+        return rating.metric, rating.sqnr
