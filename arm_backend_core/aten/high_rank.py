@@ -18,18 +18,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
+from arm_backend_core.ops import movement
 from arm_backend_core.permutation import merge_axes
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K
 
 aten = torch.ops.aten
-_VIEWS = (
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default),
-    *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default, aten.unsqueeze_copy.default),
-    *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dims),
-)
+_VIEWS = movement.reshape.overloads
 _COPIES = (aten.clone.default, aten.contiguous.default)
-_PERMUTES = (aten.permute.default, aten.permute_copy.default)
 _ALONG = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 
@@ -40,7 +36,7 @@ def reduce_ranks(module: GraphModule) -> None:
         with node.graph.inserting_before(node):
             rule = (
                 _reduce_permute
-                if node.target in _PERMUTES
+                if node.target in movement.permute.overloads
                 else _reduce_axis_operator
                 if node.target in _ALONG
                 else _reduce_elementwise

@@ -17,20 +17,18 @@ from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
 from arm_backend_core.ops.catalog import is_data_movement
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
+from arm_backend_core.ops.logical import where
+from arm_backend_core.ops.normalization import log_softmax, safe_softmax, softmax
 
 aten = torch.ops.aten
 
-_SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-_LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.default)
-_EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
+_SOFTMAX = (*softmax.overloads, *safe_softmax.overloads, *log_softmax.overloads)
+_EXPONENTIAL = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
 _VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
-    aten.where.self: (1, 2),
-    aten.where.ScalarOther: (1, 2),
-    aten.where.ScalarSelf: (1, 2),
-    aten.where.Scalar: (1, 2),
+    **dict.fromkeys(where.overloads, (1, 2)),
     aten.masked_fill.Scalar: (0, 2),
     aten.masked_fill.Tensor: (0, 2),
     aten.sub.Tensor: (0,),

@@ -17,6 +17,7 @@ from arm_backend_core.aten.mask_constants import MASK_THRESHOLD
 from arm_backend_core.graph_edits import eliminate_dead_code, insert_call
 from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import is_data_movement
+from arm_backend_core.ops.logical import where
 
 aten = torch.ops.aten
 
@@ -26,7 +27,7 @@ _MIN_OPS = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.d
 _COMPARISON_OPS = {getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 #: Fill operators -> pairs of argument indices (filled tensor, fill value), one for each way to use the operator.
 _FILL_ARGUMENTS: dict[Any, tuple[tuple[int, int], ...]] = {
-    **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), ((1, 2), (2, 1))),
+    **dict.fromkeys(where.overloads, ((1, 2), (2, 1))),
     **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
 }
 
