@@ -22,31 +22,16 @@
 #include "backends/ethosu/ethosu_backend.h"
 #include "backends/ethosu/npu_driver.h"
 #include "common/checksum.h"
+#include "common/executorch.h"
 #include "driver_double.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 
 namespace {
 
-using arm_runtime::EthosUBackend;
-using arm_runtime::EthosUPayload;
-using arm_runtime::kCacheLine;
-using arm_runtime::kNamedDataKeySize;
-using arm_runtime::PayloadTensor;
-using executorch::aten::ScalarType;
-using executorch::aten::Tensor;
+using namespace arm_runtime;
 using executorch::aten::TensorImpl;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::MemoryAllocator;
 using executorch::runtime::NamedDataMap;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
 using executorch::runtime::TensorLayout;
 
 int failures = 0;
@@ -82,9 +67,8 @@ class SharedLines {
  public:
   explicit SharedLines(size_t size)
       : size_(size),
-        memory_(static_cast<uint8_t*>(
-            std::aligned_alloc(kCacheLine, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size)))) {
-    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size));
+        memory_(static_cast<uint8_t*>(std::aligned_alloc(kCacheLine, 3 * kCacheLine + round_up_to_cache_lines(size)))) {
+    std::memset(memory_.get(), kOthers, 3 * kCacheLine + round_up_to_cache_lines(size));
   }
   uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
   size_t size() const { return size_; }
@@ -93,7 +77,7 @@ class SharedLines {
     const auto whole = [](const uint8_t* from, const uint8_t* to) {
       return std::all_of(from, to, [](uint8_t byte) { return byte == kOthers; });
     };
-    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size_);
+    const uint8_t* end = memory_.get() + 3 * kCacheLine + round_up_to_cache_lines(size_);
     return whole(memory_.get(), data()) && whole(data() + size_, end);
   }
 
@@ -172,9 +156,9 @@ class Argument {
 class Loaded {
  public:
   explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
-    arm_runtime::read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
+    read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
     method_memory_.resize(256);
-    set_scratch(arm_runtime::round_up_to_cache_lines(payload_.scratch_size));
+    set_scratch(round_up_to_cache_lines(payload_.scratch_size));
     for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
       arguments_.push_back(std::make_unique<Argument>(payload_.inputs.at(i)));
       arguments_.back()->fill(i);
@@ -497,7 +481,7 @@ void refuses_too_little_memory(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init(8) == Error::MemoryAllocationFailed && logs("method allocator"));
   CHECK(loaded.init() == Error::Ok);
-  const size_t enough = arm_runtime::round_up_to_cache_lines(loaded.payload().scratch_size);
+  const size_t enough = round_up_to_cache_lines(loaded.payload().scratch_size);
   loaded.set_scratch(enough - 1);
   expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
   loaded.set_scratch(0);
@@ -539,9 +523,9 @@ void refuses_payloads(const Files& files) {
 }
 
 void checks_the_checksum(const Files& files) {
-  CHECK(arm_runtime::crc32("123456789", 9) == 0xCBF43926);
-  CHECK(arm_runtime::crc32("", 0) == 0);
-  uint32_t recorded = arm_runtime::crc32(files.payload.data(), files.payload.size());
+  CHECK(crc32("123456789", 9) == 0xCBF43926);
+  CHECK(crc32("", 0) == 0);
+  uint32_t recorded = crc32(files.payload.data(), files.payload.size());
   uint8_t other[3] = {1, 2, 3};
   const CompileSpec unrelated{"target", {other, 3}};
   const CompileSpec whole{"payload_crc32", {&recorded, 4}};
@@ -555,7 +539,7 @@ void checks_the_checksum(const Files& files) {
   std::snprintf(line, sizeof(line),
                 "EthosUBackend: the payload of %zu bytes has changed since it was exported: its CRC-32 is "
                 "%08x, recorded is %08x: export or flash the program again\n",
-                flipped.size(), arm_runtime::crc32(flipped.data(), flipped.size()), recorded);
+                flipped.size(), crc32(flipped.data(), flipped.size()), recorded);
   Loaded changed(flipped);
   CHECK(changed.init(256, {unrelated, whole}) == Error::InvalidProgram && logged == line);
 
@@ -650,7 +634,7 @@ void handles_unallocated_tensors(const Files& files) {
 // End to end: ExecuTorch's own loader and executor find the backend by its name.
 void executes_in_the_runtime(const Files& files) {
   EthosUPayload payload;
-  CHECK(arm_runtime::read_ethosu_payload(files.payload.data(), files.payload.size(), &payload).ok());
+  CHECK(read_ethosu_payload(files.payload.data(), files.payload.size(), &payload).ok());
   logged.clear();
   driver_double = DriverDouble();
   driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(payload, bases); };
@@ -669,7 +653,7 @@ void executes_in_the_runtime(const Files& files) {
   }
   executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
   std::vector<uint8_t> method_bytes(1 << 16);
-  std::vector<uint8_t> temp_bytes(arm_runtime::round_up_to_cache_lines(payload.scratch_size) + kCacheLine);
+  std::vector<uint8_t> temp_bytes(round_up_to_cache_lines(payload.scratch_size) + kCacheLine);
   MemoryAllocator method_memory(static_cast<uint32_t>(method_bytes.size()), method_bytes.data());
   MemoryAllocator temp_memory(static_cast<uint32_t>(temp_bytes.size()), temp_bytes.data());
   executorch::runtime::MemoryManager manager(&method_memory, &planned_memory, &temp_memory);

@@ -3,7 +3,6 @@
 // the path of a .pte that consists of one delegate, it runs that program in ExecuTorch's runtime.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
 #include <executorch/runtime/platform/platform.h>
@@ -20,29 +19,21 @@
 #include <vector>
 
 #include "common/checksum.h"
+#include "common/executorch.h"
 #include "driver_double.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 
 namespace {
 
+using namespace arm_runtime;
 using driver_double::Bytes;
 using driver_double::Call;
 using driver_double::record;
 using driver_double::Regions;
 using driver_double::script;
-using executorch::aten::ScalarType;
 using executorch::aten::SizesType;
-using executorch::aten::Tensor;
 using executorch::aten::TensorImpl;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::FreeableBuffer;
 
 #define CHECK(condition)                                                                           \
   do {                                                                                             \
@@ -431,7 +422,7 @@ void payloads_for_something_else_are_refused() {
 
 void checksums_are_checked() {
   Bytes bytes = Payload{}.bytes();
-  uint32_t recorded = arm_runtime::crc32(bytes.data(), bytes.size());
+  uint32_t recorded = crc32(bytes.data(), bytes.size());
   const CompileSpec whole{"payload_crc32", {&recorded, 4}};
   DelegateHandle* handle = nullptr;
   CHECK(load(bytes, &handle, {whole}) == Error::Ok);
@@ -651,8 +642,8 @@ void run_program(const char* path) {
   const size_t start = text.find("vela_bin_stream");
   const size_t end = text.find("vela_end_stream");
   CHECK(start != std::string::npos && end != std::string::npos);
-  arm_runtime::EthosUPayload payload;
-  CHECK(arm_runtime::read_ethosu_payload(bytes.data() + start, end + 32 - start, &payload).ok());
+  EthosUPayload payload;
+  CHECK(read_ethosu_payload(bytes.data() + start, end + 32 - start, &payload).ok());
   script.npu = [](Regions& regions) {
     for (size_t i = 0; i < regions.outputs.size(); ++i) {
       regions.outputs[i] = at(i);
@@ -694,12 +685,12 @@ void run_program(const char* path) {
       }
       CHECK(method->execute() == Error::Ok);
       for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
-        const arm_runtime::PayloadTensor tensor = payload.inputs.at(i);
+        const PayloadTensor tensor = payload.inputs.at(i);
         check_input(*method->method_meta().input_tensor_meta(i), arguments.data[i],
                     part(record.started.back().inputs, static_cast<size_t>(tensor.offset), tensor.nbytes));
       }
       for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
-        const arm_runtime::PayloadTensor place = payload.outputs.at(i);
+        const PayloadTensor place = payload.outputs.at(i);
         Bytes npu(place.nbytes);
         for (size_t k = 0; k < npu.size(); ++k) {
           npu[k] = at(static_cast<uint64_t>(place.offset) + k);

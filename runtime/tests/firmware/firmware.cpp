@@ -11,7 +11,6 @@
 //   input VALUE FILE, output VALUE FILE                reads, writes a tensor's bytes
 //   kernel NAME COUNT VALUES...                        calls a kernel
 //   call DELEGATE COUNT VALUES...                      executes a delegate
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/kernel/kernel_runtime_context.h>
 #include <executorch/runtime/kernel/operator_registry.h>
 #include <malloc.h>
@@ -25,27 +24,19 @@
 
 #include "backends/ethosu/ethosu_backend.h"
 #include "backends/ethosu/npu_driver.h"
+#include "common/executorch.h"
 #include "emulated_npu.h"
 #include "listing.h"
 #include "tests/ethosu/driver_double.h"
 #include "tests/recording_tracer.h"
 
-using executorch::aten::Tensor;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::KernelRuntimeContext;
-using executorch::runtime::MemoryAllocator;
-
 namespace {
 
+using namespace arm_runtime;
+using executorch::runtime::KernelRuntimeContext;
+
 constexpr size_t kFastScratch = 128 * 1024;
-alignas(arm_runtime::kCacheLine) __attribute__((section(".npu"))) unsigned char fast_scratch[kFastScratch];
+alignas(kCacheLine) __attribute__((section(".npu"))) unsigned char fast_scratch[kFastScratch];
 
 RecordingTracer tracer;
 
@@ -56,7 +47,7 @@ struct Bytes {
     std::fseek(file, 0, SEEK_END);
     size = static_cast<size_t>(std::ftell(file));
     std::fseek(file, 0, SEEK_SET);
-    data = static_cast<uint8_t*>(memalign(arm_runtime::kNpuAlignment, size));
+    data = static_cast<uint8_t*>(memalign(kNpuAlignment, size));
     if (data == nullptr || std::fread(data, 1, size, file) != size) {
       fail("cannot read", name, static_cast<int>(size));
     }
@@ -77,9 +68,9 @@ class Delegate {
       fail("no backend", name_);
     }
     read_specs(listing);
-    arm_runtime::EthosUPayload content;
-    arm_runtime::read_ethosu_payload(payload_.data, payload_.size, &content);
-    temp_.resize(arm_runtime::round_up_to_cache_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
+    EthosUPayload content;
+    read_ethosu_payload(payload_.data, payload_.size, &content);
+    temp_.resize(round_up_to_cache_lines(content.scratch_size) + kCacheLine - 1);
     MemoryAllocator allocator(sizeof(method_), method_);
     BackendInitContext context(&allocator, &tracer);
     FreeableBuffer processed(payload_.data, payload_.size, nullptr);

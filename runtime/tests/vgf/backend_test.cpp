@@ -4,7 +4,6 @@
 // Usage: backend_test VGF INPUT OUTPUT. The model has one int8 input and one int8 output; the files INPUT and OUTPUT
 // contain their bytes. Prints "ok" for each case and aborts at the first failed check.
 #include <dlfcn.h>
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 
@@ -26,22 +25,13 @@
 
 #include "backends/vgf/vulkan_device.h"
 #include "common/checksum.h"
+#include "common/executorch.h"
 #include "tests/recording_tracer.h"
 
 namespace {
 
-using executorch::aten::ScalarType;
-using executorch::aten::Tensor;
+using namespace arm_runtime;
 using executorch::aten::TensorImpl;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::Span;
 
 void check(bool condition, const char* what) {
   if (!condition) {
@@ -99,7 +89,7 @@ class Program {
         },
         &copy_);
     BackendInitContext context(nullptr);
-    uint32_t checksum = arm_runtime::crc32(copy_.data(), copy_.size());
+    uint32_t checksum = crc32(copy_.data(), copy_.size());
     const CompileSpec spec{"payload_crc32", {&checksum, 4}};
     auto handle = backend()->init(context, &payload, {&spec, 1});
     check(handle.ok(), "init");
@@ -190,7 +180,7 @@ void test_checksum(const Model& model) {
     logged.clear();
     return Program::backend()->init(context, &payload, {&spec, 1}).error();
   };
-  const uint32_t recorded = arm_runtime::crc32(model.vgf.data(), model.vgf.size());
+  const uint32_t recorded = crc32(model.vgf.data(), model.vgf.size());
   // A damaged constant: without the checksum, the file would load, and the result would be wrong.
   std::vector<char> changed = model.vgf;
   changed.back() = static_cast<char>(changed.back() ^ 1);
@@ -215,7 +205,7 @@ struct Changes {
 };
 
 Changes changes;
-arm_runtime::VulkanFunctions real;
+VulkanFunctions real;
 
 VKAPI_ATTR void VKAPI_CALL properties2(VkPhysicalDevice device, VkPhysicalDeviceProperties2* properties) {
   real.vkGetPhysicalDeviceProperties2(device, properties);
@@ -282,11 +272,11 @@ VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_instance_proc(VkInstance instance, 
 
 // An application's device, created without the backend on the first physical device.
 struct ApplicationDevice {
-  arm_runtime::VulkanFunctions fn;
-  arm_runtime::VulkanHandles handles{};
+  VulkanFunctions fn;
+  VulkanHandles handles{};
 
   ApplicationDevice() {
-    fn.vkGetInstanceProcAddr = arm_runtime::find_vulkan_loader();
+    fn.vkGetInstanceProcAddr = find_vulkan_loader();
     const char* layers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation"};
     VkApplicationInfo application{};
     application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
@@ -355,10 +345,10 @@ void test_application_device(const Model& model) {
   std::mutex mutex;
   ApplicationDevice application;
   application.handles.queue_mutex = &mutex;
-  arm_runtime::VulkanHandles incomplete = application.handles;
+  VulkanHandles incomplete = application.handles;
   incomplete.queue = VK_NULL_HANDLE;
-  check(arm_runtime::set_vulkan_device(&incomplete) == Error::InvalidArgument, "a null queue");
-  check(arm_runtime::set_vulkan_device(&application.handles) == Error::Ok, "the application's handles");
+  check(set_vulkan_device(&incomplete) == Error::InvalidArgument, "a null queue");
+  check(set_vulkan_device(&application.handles) == Error::Ok, "the application's handles");
   {
     const Program program(model);
     program.run();
@@ -367,7 +357,7 @@ void test_application_device(const Model& model) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     mutex.unlock();
     other.join();
-    check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "back to a device of the backend's own");
+    check(set_vulkan_device(nullptr) == Error::Ok, "back to a device of the backend's own");
     const Program own(model);
     own.run();
     program.run();
@@ -378,15 +368,15 @@ void test_application_device(const Model& model) {
 class ChangedDevice {
  public:
   ChangedDevice() { renew(); }
-  ~ChangedDevice() { check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
+  ~ChangedDevice() { check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
 
   // Resets `changes` and makes the next program query the device again.
   void renew() {
     real = application_.fn;
     changes = Changes();
-    arm_runtime::VulkanHandles handles = application_.handles;
+    VulkanHandles handles = application_.handles;
     handles.get_instance_proc_addr = get_instance_proc;
-    check(arm_runtime::set_vulkan_device(&handles) == Error::Ok, "a device with changed answers");
+    check(set_vulkan_device(&handles) == Error::Ok, "a device with changed answers");
     logged.clear();
   }
 
@@ -485,7 +475,7 @@ void test_memory_in_use_is_kept(const Model& model) {
   check(logged.size() == 2 && logged[1].find("the memory of its program stays in use") != std::string::npos,
         "which is logged");
   device->renew();
-  check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "a device of its own");
+  check(set_vulkan_device(nullptr) == Error::Ok, "a device of its own");
 }
 
 void test_pipelines_are_kept(const Model& model) {
