@@ -11,17 +11,17 @@ from arm_recipes._internal.files import check_writable
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult
-from arm_recipes.samples.sizes import Sizes
+from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 
 @reject_old_names(example_inputs="samples")
 def export(
-    model: Any,
+    model: Model,
     recipe: ExportRecipe,
-    samples: Any = None,
+    samples: Samples | None = None,
     *,
     output: str | Path | None = None,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: DynamicShapes | None = None,
     sizes: Sizes | None = None,
     constant_methods: dict[str, Any] | None = None,
     strict: bool | None = None,

@@ -16,10 +16,10 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 if TYPE_CHECKING:
     from executorch.devtools import Inspector
 
-    from arm_recipes.comparison.compare import Metric
     from arm_recipes.comparison.result import Comparison
     from arm_recipes.explore.advice.result import AdviceList
     from arm_recipes.firmware.saving import Firmware
+    from arm_recipes.types import Labels, Metric, Samples
 
 
 class ExportResult(Artifact):
@@ -46,7 +46,12 @@ class ExportResult(Artifact):
 
     @reject_old_names(bundled="bundled_samples", tosa="reference")
     def save(
-        self, path: str | Path, *, reference: bool = False, etrecord: bool = False, bundled_samples: Any = None
+        self,
+        path: str | Path,
+        *,
+        reference: bool = False,
+        etrecord: bool = False,
+        bundled_samples: Samples | None = None,
     ) -> Path:
         """Write the ``.pte`` file. An existing file is replaced atomically.
 
@@ -80,7 +85,7 @@ class ExportResult(Artifact):
             write(reference_path(target), self.reference_program())
         return target
 
-    def save_firmware(self, folder: str | Path, samples: Any = None) -> Firmware:
+    def save_firmware(self, folder: str | Path, samples: Samples | None = None) -> Firmware:
         """Write a firmware project for an Ethos-U program. Its README.md says how to build it.
 
         The sizes of the memory pools are computed and tested: the program runs in exactly these pools on this machine.
@@ -101,8 +106,8 @@ class ExportResult(Artifact):
 
     def compare(
         self,
-        samples: Any,
-        labels: Any = None,
+        samples: Samples,
+        labels: Labels | None = None,
         *,
         metric: Metric | None = None,
         method: str = "forward",

@@ -35,7 +35,7 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
     RECIPES: (
         {"_internal", "recipe_types", "passes"},
         {"runtime"},
-        {"samples"},
+        {"samples", "types"},
         {"recipe"},
         {"stages"},
         {"report"},

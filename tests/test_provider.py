@@ -9,7 +9,7 @@ import pytest
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
-from arm_recipes import ArmRecipeProvider, ArmRecipeType
+from arm_recipes import ArmRecipeProvider, ArmRecipeType, types
 from arm_recipes.recipe.targets import SPECS
 
 
@@ -37,7 +37,8 @@ def test_imports_load_no_more_than_they_must() -> None:
 
 def test_every_public_name_is_there() -> None:
     for name in arm_recipes.__all__:
-        assert getattr(arm_recipes, name).__name__.split(".")[-1] == name
+        value = getattr(arm_recipes, name)
+        assert value is vars(types).get(name) or value.__name__ == name
     assert set(arm_recipes.__all__) <= set(dir(arm_recipes))
     with pytest.raises(AttributeError, match="module 'arm_recipes' has no attribute 'exports'"):
         _ = arm_recipes.exports

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, in_float64, sum_errors
 from arm_recipes.samples.sample import Inputs
-
-Metric = Callable[[Any, Any], Any]
+from arm_recipes.types import Metric
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, s
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes.comparison.accuracy import (
     Accuracy,
-    Metric,
     check_metric,
     compute_metric,
     compute_top1_accuracy,
@@ -37,8 +36,7 @@ from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, WorkI
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.quantize import FloatProgram
-
-__all__ = ["Metric", "compare", "compare_with_model"]
+from arm_recipes.types import Labels, Metric, Samples
 
 #: The reference graph is rewritten for quantization. Its float32 rounding differences stay above this SQNR in dB.
 _MIN_GRAPH_SQNR = 80.0
@@ -46,8 +44,8 @@ _MIN_GRAPH_SQNR = 80.0
 
 def compare_with_model(
     result: Artifact,
-    samples: Any,
-    labels: Any,
+    samples: Samples,
+    labels: Labels | None,
     metric: Metric | None,
     method: str,
     layers: bool | int,
@@ -91,8 +89,8 @@ def compare_with_model(
 def compare(
     a: Artifact | Program | str | Path | bytes,
     b: Artifact | Program | str | Path | bytes,
-    samples: Any,
-    labels: Any = None,
+    samples: Samples,
+    labels: Labels | None = None,
     *,
     metric: Metric | None = None,
     method: str = "forward",

@@ -33,6 +33,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.artifact import Artifact
+    from arm_recipes.types import Samples
 
     #: Converts a sample to input tensors of the program. Arguments: method, its ports, sample, and the name of the
     #: sample in errors.
@@ -105,7 +106,9 @@ class Firmware(Renderable):
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
 
 
-def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Any = None) -> Firmware:
+def save_firmware(
+    source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Samples | None = None
+) -> Firmware:
     """Write a folder with everything that firmware needs for a program for Ethos-U; see ``ExportResult.save_firmware``.
 
     Args:

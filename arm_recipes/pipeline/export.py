@@ -13,18 +13,19 @@ from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import load_plugin
 from arm_recipes.samples import inputs, layouts
-from arm_recipes.samples.sizes import ShapeVariants, Sizes, expand_sizes
+from arm_recipes.samples.sizes import ShapeVariants, expand_sizes
+from arm_recipes.types import DynamicShapes, Model, Samples, Sizes
 
 if TYPE_CHECKING:
     from arm_recipes.pipeline.cache.export import CachedExport
 
 
 def run_export(
-    model: Any,
+    model: Model,
     recipe: ExportRecipe,
-    samples: Any = None,
+    samples: Samples | None = None,
     *,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: DynamicShapes | None = None,
     sizes: Sizes | None = None,
     constant_methods: dict[str, Any] | None = None,
     strict: bool | None = None,

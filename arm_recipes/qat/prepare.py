@@ -16,12 +16,13 @@ from arm_recipes.samples import inputs
 from arm_recipes.stages.capture.capture import Capture
 from arm_recipes.stages.quantize import FastQuantizeStage
 from arm_recipes.stages.train import BATCH_NORM_STEPS, trainable
+from arm_recipes.types import Model, Samples
 
 
 def prepare_qat(
-    model: Any,
+    model: Model,
     recipe: ExportRecipe,
-    samples: Any = None,
+    samples: Samples | None = None,
     *,
     ranges: RangeMode = "learned",
     batch_norm_steps: int = BATCH_NORM_STEPS,

@@ -16,6 +16,7 @@ from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.quantize import FastQuantizeStage
 from arm_recipes.stages.train import METHOD, FakeQuantizedModel
+from arm_recipes.types import Samples
 
 if TYPE_CHECKING:
     from arm_recipes.result import ExportResult
@@ -40,7 +41,7 @@ class Prepared(FakeQuantizedModel):
         super().__init__(model, stage, examples, **settings)
         self._recipe, self._notes = recipe, list(notes)
 
-    def export(self, samples: Any = None, **options: Any) -> ExportResult:
+    def export(self, samples: Samples | None = None, **options: Any) -> ExportResult:
         """Export the program with the trained weights and ranges; may be called repeatedly.
 
         Args:

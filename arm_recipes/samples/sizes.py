@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import Inputs
+from arm_recipes.types import Sizes
 
-#: Name of a dimension -> sizes to compile for.
-Sizes = Mapping[str, Sequence[int]]
 #: Axis -> ``torch.export.Dim``, for the dynamic dimensions of a tensor.
 Axes = dict[int, Any]
 

@@ -148,7 +148,7 @@ def test_forms_are_chosen_for_each_configuration() -> None:
 
 def test_precisions_differ_in_accuracy() -> None:
     narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
-    recipes = [ArmRecipeType.ETHOSU_U85_INT8, "ethosu_u85_a16w8"]
+    recipes: list[ArmRecipeType | str] = [ArmRecipeType.ETHOSU_U85_INT8, "ethosu_u85_a16w8"]
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), recipes, images(), **narrow)
     bytes_wide, words = result.rows
@@ -294,8 +294,9 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
     ],
 )
 def test_wrong_arguments_raise_before_anything_is_done(arguments: dict[str, Any], message: str) -> None:
+    nothing: Any = None
     with pytest.raises(ValueError, match=re.escape(message)):
-        sweep(None, arguments.pop("recipes", None), None, **arguments)
+        sweep(nothing, arguments.pop("recipes", None), nothing, **arguments)
 
 
 def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -> None:
@@ -309,8 +310,9 @@ def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -
 
 
 def test_samples_are_those_of_export() -> None:
+    nothing: Any = None
     with pytest.raises(ValueError, match="samples is missing"):
-        sweep(Small(), None, None, **EIGHT)
+        sweep(Small(), None, nothing, **EIGHT)
     with pytest.raises(ValueError, match="sweep takes one"):
         sweep({"one": Small(), "two": Small()}, None, images(), **EIGHT)
 

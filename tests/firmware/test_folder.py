@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test_two_calls_write_the_same_bytes(tmp_path: Path) -> None:
     ],
     ids=["shape", "method", "no tuple"],
 )
-def test_samples_that_do_not_fit(tmp_path: Path, samples: object, message: str) -> None:
+def test_samples_that_do_not_fit(tmp_path: Path, samples: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         program("float_u55").save_firmware(tmp_path / "firmware", samples)
     assert not (tmp_path / "firmware").exists()

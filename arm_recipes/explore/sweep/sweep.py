@@ -12,7 +12,7 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
-from arm_recipes.comparison.accuracy import Evaluator, Metric, check_metric
+from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.lowered import METHOD, LoweredProgram, QuantizedProgram
@@ -20,11 +20,13 @@ from arm_recipes.explore.sweep.program_runner import ProgramRunner
 from arm_recipes.explore.sweep.result import Sweep
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
+from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import inputs
 from arm_recipes.samples.inputs import check_order
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
+from arm_recipes.types import Metric, Model, Samples
 
 #: Precision and TOSA graph digests: programs with equal keys have bit-equal results.
 _ProgramKey = tuple[str, tuple[str, ...]]
@@ -32,16 +34,16 @@ _ProgramKey = tuple[str, tuple[str, ...]]
 
 @reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
 def sweep(
-    model: Any,
-    recipes: Any,
-    samples: Any,
+    model: Model,
+    recipes: ArmRecipeType | str | Iterable[ArmRecipeType | str] | None,
+    samples: Samples,
     *,
-    macs: Any = None,
-    system_configs: Any = None,
-    memory_modes: Any = None,
+    macs: int | Iterable[int] | None = None,
+    system_configs: str | Iterable[str] | None = None,
+    memory_modes: str | Iterable[str] | None = None,
     metric: Metric | None = None,
     cache_dir: str | Path | None = None,
-    calibration_samples: Any = None,
+    calibration_samples: Samples | None = None,
     per_channel: bool = True,
     search_alternatives: bool = True,
     optimise: str = "auto",

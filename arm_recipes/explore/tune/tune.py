@@ -22,7 +22,7 @@ from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import progress_bar, suppress_warnings
 from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
-from arm_recipes.comparison.accuracy import Metric, check_metric
+from arm_recipes.comparison.accuracy import check_metric
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.explore.tune import goals, path
@@ -37,6 +37,7 @@ from arm_recipes.recipe import precisions as names
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples.inputs import check_order
+from arm_recipes.types import Budget, Metric, Model, Samples
 
 
 @reject_old_names(
@@ -47,16 +48,16 @@ from arm_recipes.samples.inputs import check_order
     precisions="candidate_precisions",
 )
 def tune(
-    model: Any,
+    model: Model,
     recipe: ArmRecipe,
-    samples: Any,
+    samples: Samples,
     *,
     metric: Metric | None = None,
-    budget: Mapping[str, Any] | None = None,
+    budget: Budget | None = None,
     min_metric: float | None = None,
     max_drop: float | None = None,
     candidate_precisions: Sequence[str] | None = None,
-    test_samples: Any = None,
+    test_samples: Samples | None = None,
     cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Tuned:
@@ -114,9 +115,7 @@ def _check_recipe(recipe: Any) -> None:
         raise ValueError("recipe: it has precisions already; remove them, as tune chooses them")
 
 
-def _candidate_precisions(
-    recipe: ArmRecipe, requested: Sequence[str] | None, budget: Mapping[str, Any] | None
-) -> list[str]:
+def _candidate_precisions(recipe: ArmRecipe, requested: Sequence[str] | None, budget: Budget | None) -> list[str]:
     """Return the precisions to choose from, the recipe's own first."""
     own = names.default_precision(recipe.type_name, per_channel=recipe.options.get("per_channel", True))
     if requested is None:
@@ -141,7 +140,7 @@ class _PrecisionSearch:
         self,
         evaluator: PlanEvaluator,
         precisions: Sequence[str],
-        budget: Mapping[str, Any] | None,
+        budget: Budget | None,
         min_metric: float | None,
         max_drop: float | None,
         progress: bool,

@@ -1,0 +1,47 @@
+"""Types of the arguments of the public functions, for annotations in user code and for type checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from arm_recipes.samples.sample import Inputs
+
+_OneModel = torch.nn.Module | ExportedProgram | str | Path
+Model = _OneModel | Mapping[str, _OneModel]
+"""A model. A path names a file that ``torch.export.save`` wrote. A mapping has a model for each method name."""
+
+_Tensor = torch.Tensor | np.ndarray[Any, Any]
+Sample = _Tensor | Inputs | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+"""Inputs of one call: ``Inputs``, a tuple of positional inputs, a mapping of keyword inputs, or the only tensor."""
+
+_SamplesOfMethod = tuple[Any, ...] | Iterable[Sample] | Callable[[], Iterable[Sample]]
+Samples = _SamplesOfMethod | Mapping[str, _SamplesOfMethod]
+"""An iterable of samples, such as a list or a ``DataLoader``, or a function that returns one.
+
+A single tuple or tensor is one sample. A mapping has the samples of each method name.
+"""
+
+Labels = int | _Tensor | Iterable[int | _Tensor]
+"""Class labels: one for each item of the batches, in the order of the samples."""
+
+Metric = Callable[[Any, Any], Any]
+"""A function ``metric(outputs, sample)`` that returns a number."""
+
+Budget = Mapping[str, int | float | str]
+"""Upper limits by kind of cost, ``cycles``, ``sram``, ``flash`` or ``traffic``.
+
+A float is a factor of the cost of the recipe's own program. An int (cycles or bytes) or a text such as ``512KiB`` is
+absolute.
+"""
+
+DynamicShapes = Mapping[str, Any] | tuple[Any, ...] | list[Any]
+"""Dynamic dimensions, as in ``torch.export.export``; for several methods, by method name."""
+
+Sizes = Mapping[str, Sequence[int]]
+"""Sizes to compile for, by the name of the dimension, such as ``{"batch": [1, 8]}``."""
