@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
 from torchao.quantization.pt2e.quantizer import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
@@ -23,7 +22,6 @@ from arm_backend_core.nodes import (
     INTERVAL,
     TIMESTEP_SLOT,
     constant_nodes,
-    describe_node,
     is_float,
     is_integer_or_bool,
     is_state,
@@ -32,7 +30,6 @@ from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.quantization.config import QuantizationConfig
-from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
 #: Range of int8 as real numbers, [low, high).
@@ -219,7 +216,7 @@ class Annotator:
     def _annotate_shared(self, node: Node) -> None:
         """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
         sources = self.plan.operands(node)
-        if _casts_integers(node):
+        if casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.plan.fused.isdisjoint(sources):
             return
@@ -239,82 +236,6 @@ class Annotator:
         for piece in filter(is_float, node.users) if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
             self._scale_source[piece] = node
-
-
-#: Observers by node for a result, by (source, reader) for an operand.
-Observers = dict[Node | tuple[Node, Node], Any]
-
-
-def share_timestep_observers(observers: Observers) -> None:
-    """Give each tensor of a recurrent layer one observer for all time steps."""
-
-    def slot(where: Node | tuple[Node, Node]) -> Any:
-        source, node = (None, where) if isinstance(where, Node) else where
-        operand = None if source is None else node.all_input_nodes.index(source)
-        return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
-
-    merge_observers([observers], slot)
-
-
-def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
-    """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
-
-    Args:
-        key_of: returns the key of a place; None if its observer is not shared.
-    """
-    same, first = dict[Any, Any](), dict[Any, Any]()
-
-    def root(observer: Any) -> Any:
-        while observer in same:
-            observer = same[observer]
-        return observer
-
-    for where, observer in (item for observers in graphs for item in observers.items()):
-        key = key_of(where)
-        if key is not None:
-            one, other = root(first.setdefault((key, getattr(observer, "dtype", None)), observer)), root(observer)
-            if one is not other:
-                same[other] = one
-    for observers in graphs:
-        for where, observer in observers.items():
-            observers[where] = root(observer)
-            if hasattr(observer, "obs_or_fqs"):
-                observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
-
-
-def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell each observer which tensor it observes, and a weight's observer which biases its products are added to."""
-    sources: dict[RangeObserver, list[Node]] = {}
-    constants = set[Node]()
-    for model, observers in graphs:
-        constants |= constant_nodes(model.graph)
-        for place, observer in observers.items():
-            if isinstance(observer, RangeObserver):
-                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
-    for observer, nodes in sources.items():
-        observer.description = describe_node(nodes[0])
-        observer.is_constant, observer.is_integer = (
-            all(node in constants for node in nodes),
-            all(map(_casts_integers, nodes)),
-        )
-        if isinstance(observer, WeightObserver):
-            observer.accumulators.clear()
-    for model, observers in graphs:
-        for node in model.graph.nodes:
-            update_weight_observer(model, node, observers)
-
-
-def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Give the observer of an operator's weight the current bias, which bounds its scale from below."""
-    record = find_record(node)
-    if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
-        return
-    operands: Any = node.args
-    bias = operands[record.bias]
-    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
-    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
-    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
-        weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -348,7 +269,7 @@ def _is_gate(node: Node) -> bool:
     return record is not None and record.is_gate
 
 
-def _casts_integers(node: Node) -> bool:
+def casts_integers(node: Node) -> bool:
     """Whether ``node`` casts integers to floating point."""
     record, sources = find_record(node), node.all_input_nodes
     moves = record is not None and record.kind is Kind.SHARED and is_float(node)
@@ -361,7 +282,7 @@ def _exact_interval(node: Node) -> tuple[float, float] | None:
     Those are int8, and integers with a known interval. For others calibration is better: functions of int16 are TABLEs
     with one entry for every 128th value.
     """
-    if not _casts_integers(node):
+    if not casts_integers(node):
         return None
     byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
     return node.meta.get(INTERVAL, _INT8_RANGE if byte else None)

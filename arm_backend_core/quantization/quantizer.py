@@ -25,8 +25,9 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect_observers, share_timestep_observers
+from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig
+from arm_backend_core.quantization.graph_observers import connect_observers, share_timestep_observers
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 Config = QuantizationConfig | None

@@ -21,7 +21,7 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
     Common tensors are parameters, buffers, and the operands and results of modules that run the same sequence of
     operators in every method that uses them.
     """
-    from arm_backend_core.quantization.annotator import connect_observers, merge_observers
+    from arm_backend_core.quantization.graph_observers import connect_observers, merge_observers
 
     modules = {method: _modules_by_path(models[method]) for method in observed}
     sequences = {method: _sequences(model, modules[method]) for method, model in observed.items()}

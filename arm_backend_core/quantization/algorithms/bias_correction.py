@@ -20,8 +20,7 @@ from torch.fx import Node
 from arm_backend_core.graph_edits import add_buffer_node
 from arm_backend_core.nodes import TIMESTEP_SLOT, readers_through
 from arm_backend_core.ops.catalog import find_record, is_data_movement
-from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.observer import WeightObserver
+from arm_backend_core.quantization.graph_observers import find_observed_weight
 from arm_backend_core.quantization.ptq import CHUNK_ELEMENTS, ObservedProgram
 
 
@@ -170,14 +169,10 @@ class _ChannelMean:
 
 def _find_quantized_operands(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
     """Return weight (output channels first) and bias of an operator with a quantized weight; else None."""
-    record = find_record(node)
-    if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
+    record, observed = find_record(node), find_observed_weight(model.observers, node)
+    if record is None or observed is None or _is_normalized(node):
         return None
-    if _is_normalized(node):
-        return None
-    weight, bias = _operand(node, record.weight), node.args[record.bias] if len(node.args) > record.bias else None
-    if not isinstance(model.observers.get((weight, node)), WeightObserver) or weight.op != "get_attr":
-        return None
+    weight, bias = observed[0], node.args[record.bias] if len(node.args) > record.bias else None
     if (
         bias is None and "bias" not in node.kwargs and TIMESTEP_SLOT not in node.meta
     ):  # in a time step, each bias would cost an ADD

@@ -25,7 +25,8 @@ from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQ
 from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, readers_through
 from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
-from arm_backend_core.quantization.annotator import ANNOTATION, connect_observers
+from arm_backend_core.quantization.annotator import ANNOTATION
+from arm_backend_core.quantization.graph_observers import connect_observers
 from arm_backend_core.quantization.observer import RangeObserver
 
 

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.ops.catalog import find_record
-from arm_backend_core.ops.registry import Kind
-from arm_backend_core.quantization.observer import WeightObserver
+from arm_backend_core.quantization.graph_observers import find_observed_weight
 from arm_backend_core.quantization.ptq import ObservedProgram
 
 #: Weights with fewer levels than this on either side of 0 are rounded; with more, activations lose more than weights.
@@ -98,13 +96,10 @@ class _Moments:
 
 def _find_weight(model: ObservedProgram, node: Node) -> Node | None:
     """Return the weight of a layer if it is a single matrix with few levels, else None."""
-    record = find_record(node)
-    if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
+    observed = find_observed_weight(model.observers, node)
+    if observed is None:
         return None
-    weight = node.args[record.weight]
-    observer = model.observers.get((weight, node))
-    if not isinstance(weight, Node) or weight.op != "get_attr" or not isinstance(observer, WeightObserver):
-        return None
+    weight, observer = observed
     values, x = weight.meta["val"], node.args[0]
     assert isinstance(x, Node)
     columns = values[0].numel()

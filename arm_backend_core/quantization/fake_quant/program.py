@@ -22,11 +22,11 @@ from torchao.quantization.pt2e.utils import is_per_channel
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.program import store_of
-from arm_backend_core.quantization.annotator import update_weight_observer
 from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
 from arm_backend_core.quantization.fake_quant.ranges import Parameters, QuantizationRange, fake_quantize
 from arm_backend_core.quantization.fake_quant.tape import ParameterTape
 from arm_backend_core.quantization.graph_interpreter import BranchConditions, GraphInterpreter, find_branch_conditions
+from arm_backend_core.quantization.graph_observers import update_weight_observer
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 

@@ -1,0 +1,105 @@
+"""Observers of the tensors of a graph: which tensors share one, and what each of them observes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.nodes import TIMESTEP_SLOT, constant_nodes, describe_node
+from arm_backend_core.ops.catalog import find_record
+from arm_backend_core.ops.registry import Kind
+from arm_backend_core.quantization.annotator import casts_integers
+from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
+
+#: Observers by node for a result, by (source, reader) for an operand.
+Observers = dict[Node | tuple[Node, Node], Any]
+
+
+def share_timestep_observers(observers: Observers) -> None:
+    """Give each tensor of a recurrent layer one observer for all time steps."""
+
+    def slot(where: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, where) if isinstance(where, Node) else where
+        operand = None if source is None else node.all_input_nodes.index(source)
+        return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
+
+    merge_observers([observers], slot)
+
+
+def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+    """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
+
+    Args:
+        key_of: returns the key of a place; None if its observer is not shared.
+    """
+    same, first = dict[Any, Any](), dict[Any, Any]()
+
+    def root(observer: Any) -> Any:
+        while observer in same:
+            observer = same[observer]
+        return observer
+
+    for where, observer in (item for observers in graphs for item in observers.items()):
+        key = key_of(where)
+        if key is not None:
+            one, other = root(first.setdefault((key, getattr(observer, "dtype", None)), observer)), root(observer)
+            if one is not other:
+                same[other] = one
+    for observers in graphs:
+        for where, observer in observers.items():
+            observers[where] = root(observer)
+            if hasattr(observer, "obs_or_fqs"):
+                observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
+
+
+def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+    """Tell each observer which tensor it observes, and a weight's observer which biases its products are added to."""
+    sources: dict[RangeObserver, list[Node]] = {}
+    constants = set[Node]()
+    for model, observers in graphs:
+        constants |= constant_nodes(model.graph)
+        for place, observer in observers.items():
+            if isinstance(observer, RangeObserver):
+                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+    for observer, nodes in sources.items():
+        observer.description = describe_node(nodes[0])
+        observer.is_constant, observer.is_integer = (
+            all(node in constants for node in nodes),
+            all(map(casts_integers, nodes)),
+        )
+        if isinstance(observer, WeightObserver):
+            observer.accumulators.clear()
+    for model, observers in graphs:
+        for node in model.graph.nodes:
+            update_weight_observer(model, node, observers)
+
+
+def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Give the observer of an operator's weight the current bias, which bounds its scale from below."""
+    record = find_record(node)
+    if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
+        return
+    operands: Any = node.args
+    bias = operands[record.bias]
+    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
+    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
+    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
+        weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
+
+
+def find_observed_weight(
+    observers: Mapping[Node | tuple[Node, Node], Any], node: Node
+) -> tuple[Node, WeightObserver] | None:
+    """The weight of a layer and its observer; None if it is no constant, or its output channels do not come first."""
+    record = find_record(node)
+    if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
+        return None
+    weight = node.args[record.weight]
+    if not isinstance(weight, Node) or weight.op != "get_attr":
+        return None
+    observer = observers.get((weight, node))
+    return (weight, observer) if isinstance(observer, WeightObserver) else None
