@@ -18,7 +18,7 @@ SAMPLED = {
     "test_device::test_the_self_test_on_a_cortex_m55": 3,
     "test_empty_tensors::test_programs_with_empty_tensors_run": 2,
     "test_firmware::test_the_device_gives_the_numbers_of_this_machine": 3,
-    "test_found::test_found": 2,
+    "test_regressions::test_regression": 2,
     "test_fuzz::test_graph": 2,
     "test_passes::test_edge_programs": 2,
     "test_roll_recurrent_loops::test_the_same_on_other_targets": 3,
