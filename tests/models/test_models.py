@@ -15,8 +15,9 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
 from tests.graphs import validate
 from tests.models import expectations, quantized_reference, zoo
-from tests.models.exported import Exported, precision, sqnr, tosa_spec
+from tests.models.exported import Exported, precision, tosa_spec
 from tests.models.quantized_reference import Difference
+from tests.sqnr import sqnr
 
 R = ArmRecipeType
 INT8 = [recipe for recipe in R if precision(recipe) == "INT8"]
