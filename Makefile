@@ -33,9 +33,9 @@ VELA ?=
 OLDER := 5.1
 VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/alternatives/test_size_or_speed.py tests/targets/test_vela_config.py \
   tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_access_checker.py \
-  tests/runtime/test_ethosu_weights.py tests/alternatives/test_chooser.py tests/targets tests/tosa/test_hardware_passes.py \
-  tests/tosa/test_legality.py tests/tosa/test_workarounds.py tests/ops/test_ops.py
-ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_mistakes_of_vela tests/targets
+  tests/backends/test_ethosu_weights.py tests/alternatives/test_chooser.py tests/targets tests/tosa/test_hardware_passes.py \
+  tests/tosa/test_legality.py tests/tosa/test_vela_workarounds.py tests/ops/test_ops.py
+ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_vela_bugs tests/targets
 vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))
 
 VENV := .venv

@@ -1,10 +1,10 @@
-"""Which lines of the compiler core the tests run: ``pytest --line-coverage``.
+"""Line coverage of the compiler core: ``pytest --line-coverage``.
 
-A trace function would be asked about every line of PyTorch's Python code too (tests of exports need 1.7 times the
-processor time with coverage.py 7.17, 1.05 times with this), and Python 3.11 has no ``sys.monitoring`` yet. So a marker
-is compiled in front of every statement, in the modules that are measured and nowhere else.
+A trace function would also be called for every line of PyTorch's Python code (coverage.py 7.17 needs 1.7 times the
+processor time in tests of exports, this plugin 1.05 times), and Python 3.11 has no ``sys.monitoring``. Instead, the
+measured modules, and only these, are compiled with a marker in front of every statement.
 
-What runs in a process of its own is not seen here: ``APART``.
+Code of worker processes is not measured: ``WORKER_FILES``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "arm_backend_core"
-APART = ("workers/reference_process.py", "workers/serving.py", "workers/vela_process.py")
-"""Files of worker processes."""
+WORKER_FILES = ("workers/reference_process.py", "workers/serving.py", "workers/vela_process.py")
+"""Files that only worker processes execute."""
 
 _RUN = "__lines_that_ran__"
 
 
 class LineCoverage:
-    """Plugin that marks the lines that run, and shows at the end of the session those that did not."""
+    """Pytest plugin that records the executed lines, and reports the others at the end of the session."""
 
     def __init__(self) -> None:
         self._ran: dict[str, bytearray] = {}
@@ -50,7 +50,7 @@ class LineCoverage:
             self._lines.setdefault(file, set()).update(numbers)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Take the lines of this process; one of pytest-xdist's sends them to the first process."""
+        """Collect the lines of this process; a pytest-xdist worker sends them to the main process."""
         marked = {file: [n for n, ran in enumerate(lines) if ran] for file, lines in self._ran.items()}
         output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
         if output is None:
@@ -60,15 +60,15 @@ class LineCoverage:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take the lines of a process of pytest-xdist; one that crashed sent none."""
+        """Collect the lines of a pytest-xdist worker; a crashed worker sent none."""
         self._collect(getattr(node, "workeroutput", {}).get("line_coverage", {}))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show for each file what did not run."""
+        """Report the lines of each file that did not run."""
         missing, count = {}, 0
         for path in sorted((ROOT / PACKAGE).rglob("*.py")):
             name = str(path.relative_to(ROOT / PACKAGE))
-            if name not in APART:
+            if name not in WORKER_FILES:
                 statements = {statement.lineno for statement in _statements(ast.parse(path.read_text()))}
                 count += len(statements)
                 missing[name] = sorted(statements - self._lines.get(str(path), set()))
@@ -76,11 +76,11 @@ class LineCoverage:
         terminalreporter.section(f"{PACKAGE}: {count - left} of {count} statements ran, {1 - left / count:.2%}")
         for name, lines in missing.items():
             if lines:
-                terminalreporter.write_line(f"{name}: {_ranges(lines)}")
+                terminalreporter.write_line(f"{name}: {_format_ranges(lines)}")
 
 
 class _Loader(SourceFileLoader):
-    """Compiles markers into a module, past the cache of bytecode."""
+    """Loader that compiles markers into a module and bypasses the bytecode cache."""
 
     def __init__(self, name: str, path: str, ran: dict[str, bytearray]) -> None:
         super().__init__(name, path)
@@ -89,7 +89,7 @@ class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         source = self.get_data(self.path)
         self._ran[self.path] = bytearray(source.count(b"\n") + 2)
-        return compile(_marked(source.decode()), self.path, "exec", dont_inherit=True)
+        return compile(_insert_markers(source.decode()), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
         code = self.get_code(module.__name__)
@@ -98,7 +98,7 @@ class _Loader(SourceFileLoader):
 
 
 def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every list of statements, but for what only type checkers read."""
+    """Every list of statements, except those for type checkers only."""
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -111,7 +111,7 @@ def _is_for_type_checkers(node: ast.AST) -> bool:
 
 
 def _is_counted(statement: ast.stmt) -> bool:
-    """Not docstrings and ``...``, which do nothing, nor what must stand at the head of its block."""
+    """Whether a statement counts: not docstrings, ``...`` and imports of ``__future__``."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return False
     return not (isinstance(statement, ast.ImportFrom) and statement.module == "__future__")
@@ -121,15 +121,15 @@ def _statements(tree: ast.AST) -> Iterator[ast.stmt]:
     return (statement for block in _blocks(tree) for statement in block if _is_counted(statement))
 
 
-def _marked(source: str) -> ast.Module:
-    """The syntax tree of a module that notes each statement in front of it; line numbers stay."""
+def _insert_markers(source: str) -> ast.Module:
+    """Parse a module and insert a marker in front of each statement; line numbers stay."""
     tree = ast.parse(source)
     for block in list(_blocks(tree)):
-        block[:] = [line for statement in block for line in (*_marker(statement), statement)]
+        block[:] = [line for statement in block for line in (*_make_marker(statement), statement)]
     return tree
 
 
-def _marker(statement: ast.stmt) -> Iterable[ast.stmt]:
+def _make_marker(statement: ast.stmt) -> Iterable[ast.stmt]:
     if not _is_counted(statement):
         return ()
     (marker,) = ast.parse(f"{_RUN}[{statement.lineno}] = 1").body
@@ -138,7 +138,7 @@ def _marker(statement: ast.stmt) -> Iterable[ast.stmt]:
     return (marker,)
 
 
-def _ranges(numbers: list[int]) -> str:
-    """``3-5, 8`` for 3, 4, 5 and 8."""
+def _format_ranges(numbers: list[int]) -> str:
+    """Format line numbers: ``3-5, 8`` for 3, 4, 5 and 8."""
     runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -42,6 +42,44 @@ class Sorting(nn.Module):
         return self.second(torch.topk(self.first(x), 8).values)
 
 
+class AttentionBlock(nn.Module):
+    """A convolution, attention with a residual and a norm; two results; counts its calls in a buffer."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean over the pixels of images, and all pixels times the number of calls."""
+        y = nn.functional.hardswish(self.conv(x)).flatten(2).transpose(1, 2)
+        y = self.norm(y + self.attention(y, y, y)[0])
+        self.calls.add_(1)
+        return y.mean(1), self.calls * y
+
+
+class MovingAverage(nn.Module):
+    """The moving average of a linear layer's results, in a buffer."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("state", torch.ones(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Update the average and return it."""
+        self.state.copy_(0.5 * self.state + 0.5 * self.linear(x))
+        return self.state
+
+
 class UnevenGains(nn.Module):
     """Digits, by eight channels whose gains differ by a factor of up to 32: hard for weights of one scale."""
 

@@ -39,7 +39,7 @@ class Thing:
 def _lines_that_ran(call: str) -> set[int]:
     ran = bytearray(SOURCE.count("\n") + 2)
     names = {line_coverage._RUN: ran}
-    exec(compile(line_coverage._marked(SOURCE), "thing.py", "exec"), names)
+    exec(compile(line_coverage._insert_markers(SOURCE), "thing.py", "exec"), names)
     definition = {line for line, hit in enumerate(ran) if hit}
     exec(call, names)
     return {line for line, hit in enumerate(ran) if hit} - definition
@@ -60,4 +60,4 @@ def test_an_error_has_the_line_of_its_statement() -> None:
 
 
 def test_ranges_of_lines() -> None:
-    assert line_coverage._ranges([3, 4, 5, 8]) == "3-5, 8"
+    assert line_coverage._format_ranges([3, 4, 5, 8]) == "3-5, 8"

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.graphs import validate
 from tests.ops import runner
 from tests.ops.runner import Case, Input
+from tests.sqnr import sqnr
 
 
 def _complex(x: Tensor) -> Tensor:
@@ -203,8 +204,7 @@ def test_windows_that_are_shorter_than_a_transform_keep_both_parts(
     module, inputs = runner.quantized(case, wide=wide), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     lowered.check_delegated()
-    exact, made = function(*inputs).double(), lowered.run(inputs)[0].double()
-    assert 10 * torch.log10(exact.square().sum() / (exact - made).square().sum()) > least
+    assert sqnr(function(*inputs), lowered.run(inputs)[0]) > least
 
 
 def test_a_complex_window_is_refused() -> None:
@@ -228,8 +228,7 @@ def test_complex_numbers_without_a_rule_are_not_cast_to_real_ones() -> None:
     module, inputs = runner.quantized(case, wide=True), case.sample()
     lowered = runner.lower(runner.export(module, inputs), "int")
     assert not lowered.program.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
-    exact, made = case.module()(*inputs).double(), lowered.run(inputs)[0].double()
-    assert 10 * torch.log10(exact.square().sum() / (exact - made).square().sum()) > 60
+    assert sqnr(case.module()(*inputs), lowered.run(inputs)[0]) > 60
 
 
 def test_a_refusal_of_complex_numbers_keeps_both_parts() -> None:

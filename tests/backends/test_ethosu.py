@@ -30,7 +30,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
 from tests.graphs import program
-from tests.runtime.vela_bugs import MISTAKES, Mistake
+from tests.runtime.vela_bugs import REPRODUCERS, Reproducer
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 
@@ -300,8 +300,8 @@ def test_a_lost_input_is_an_error() -> None:
 
 def test_a_lost_result_is_an_error() -> None:
     """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, turned_back)."""
-    mistake = next(mistake for mistake in MISTAKES if mistake.name == "turned_back_input")
-    flatbuffer = program(mistake.body, *mistake.inputs)
+    bug = next(bug for bug in REPRODUCERS if bug.name == "turned_back_input")
+    flatbuffer = program(bug.body, *bug.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(
             EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
@@ -320,27 +320,27 @@ _SECOND_MODES = _MODES[3:]
 
 
 @pytest.mark.parametrize(
-    ("mistake", "accelerator", "mode"),
+    ("bug", "accelerator", "mode"),
     [
         pytest.param(
-            mistake,
+            bug,
             accelerator,
             mode,
-            id=f"{mistake.name}-{accelerator}-{mode}",
+            id=f"{bug.name}-{accelerator}-{mode}",
             marks=[pytest.mark.verify] if (accelerator, mode) in _SECOND_MODES else [],
         )
-        for mistake in MISTAKES
+        for bug in REPRODUCERS
         for accelerator, mode in _MODES
-        if accelerator in mistake.accelerators
+        if accelerator in bug.accelerators
     ],
 )
-def test_no_program_writes_beyond_its_tensors(mistake: Mistake, accelerator: str, mode: str) -> None:
-    """Of other graphs that Vela mistakes, programs are wrong, but damage nothing."""
+def test_no_program_writes_beyond_its_tensors(bug: Reproducer, accelerator: str, mode: str) -> None:
+    """Of other graphs that Vela miscompiles, programs are wrong, but damage nothing."""
     spec = EthosUCompileSpec(accelerator, memory_mode=mode)
     beyond = r"writes out of bounds: .+ is written to bytes \d+ to \d+ of its memory"
-    refused = pytest.raises(CompileError, match=beyond) if mistake.damages(accelerator) else nullcontext()
+    refused = pytest.raises(CompileError, match=beyond) if bug.writes_out_of_bounds(accelerator) else nullcontext()
     with refused:
-        compile_ethosu(program(mistake.body, *mistake.inputs), spec, delegate="delegate_0", locate=_nowhere)
+        compile_ethosu(program(bug.body, *bug.inputs), spec, delegate="delegate_0", locate=_nowhere)
 
 
 @pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])

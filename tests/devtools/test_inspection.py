@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import math
@@ -26,7 +27,7 @@ from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, expor
 from arm_recipes.devtools.reading import choose_layout
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.tosa_graph import read_graph, replace_outputs
-from tests.small_models import Small, Sorting, images, vectors
+from tests.small_models import AttentionBlock, Small, Sorting, images, vectors
 
 FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
 U55, U85, VGF = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_FP
@@ -34,27 +35,6 @@ U55, U85, VGF = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, Ar
 _ROUNDING = 100.0
 #: One step of int8 here and there.
 _STEPS = 35.0
-
-
-class Block(nn.Module):
-    """Convolutions, attention, a residual, functions that become one table; two results; counts its calls."""
-
-    calls: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm = nn.LayerNorm(8)
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of an image."""
-        y = nn.functional.hardswish(self.conv(x)).flatten(2).transpose(1, 2)
-        y = self.norm(y + self.attention(y, y, y)[0])
-        self.calls.add_(1)
-        return y.mean(1), self.calls * y
 
 
 class Branches(nn.Module):
@@ -152,7 +132,7 @@ def test_executorch_s_own_flow_keeps_handles_apart() -> None:
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_layers_are_what_pytorch_computes(kind: ArmRecipeType, least: float) -> None:
-    result = _exported(Block(), kind, SAMPLES)
+    result = _exported(AttentionBlock(), kind, SAMPLES)
     inspector = result.inspector(*SAMPLES[1])
     gaps = _gaps(inspector)
     assert _worst(gaps) > least
@@ -184,7 +164,7 @@ def test_a_layer_that_differs_is_found() -> None:
 
 @pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
 def test_cycles_of_layers_are_vela_s(kind: ArmRecipeType) -> None:
-    result = _exported(Block(), kind, SAMPLES)
+    result = _exported(AttentionBlock(), kind, SAMPLES)
     inside = [event for event in _inside(result.inspector(*SAMPLES[0])) if event.perf_data is not None]
     figures = [delegate.vela for delegate in result.report.delegates if delegate.vela is not None]
     known = [event.delegate_debug_metadatas for event in inside]
@@ -193,7 +173,9 @@ def test_cycles_of_layers_are_vela_s(kind: ArmRecipeType) -> None:
     seconds = sum(each.inference_seconds for each in figures)
     assert sum(event.perf_data.avg for event in inside) == pytest.approx(seconds * 1e3, rel=1e-3)
     assert {"conv", "attention", "norm"} <= {entry["module"].split(".")[0] for entry in known}
-    assert all(Path(__file__).name in entry["source"] for entry in known if entry["module"] == "conv")
+    assert all(
+        Path(inspect.getfile(AttentionBlock)).name in entry["source"] for entry in known if entry["module"] == "conv"
+    )
 
 
 def test_several_delegates_and_the_cpu_between_them() -> None:
@@ -266,7 +248,7 @@ def test_graphs_inside_of_operators_are_a_whole() -> None:
 
 
 def test_a_run_leaves_the_model_as_it_was() -> None:
-    result = _exported(Block(), FP, SAMPLES)
+    result = _exported(AttentionBlock(), FP, SAMPLES)
     for _ in range(2):
         assert _worst(_gaps(result.inspector(*SAMPLES[0]))) > _ROUNDING
     assert result.exported_programs["forward"].state_dict["calls"].item() == 0
@@ -285,7 +267,7 @@ def test_another_method() -> None:
 
 
 def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
-    result = _exported(Block(), U85, SAMPLES)
+    result = _exported(AttentionBlock(), U85, SAMPLES)
     result.save(tmp_path / "model.pte", etrecord=True, bundled_samples=SAMPLES)
     dump = result.etdump(*SAMPLES[0], path=tmp_path / "model.etdp")
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -306,7 +288,7 @@ def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
 
 
 def test_bundled_programs_verify(tmp_path: Path) -> None:
-    result = _exported(Block(), INT8, SAMPLES)
+    result = _exported(AttentionBlock(), INT8, SAMPLES)
     result.save(tmp_path / "model.pte", bundled_samples=SAMPLES)
     data = (tmp_path / "model.bpte").read_bytes()
     held = deserialize_from_flatbuffer_to_bundled_program(data)
@@ -350,7 +332,7 @@ def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Pa
 
 def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
     for model, samples, kind, options in (
-        (Block, SAMPLES, INT8, {}),
+        (AttentionBlock, SAMPLES, INT8, {}),
         (Branches, [(torch.ones(4),)], FP, {"extensions": ["cf"]}),
     ):
         found = []

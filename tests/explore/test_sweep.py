@@ -24,7 +24,8 @@ from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, e
 from arm_recipes.explore.sweep import result_store
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
 from arm_recipes.explore.sweep.rows import Figures, Row
-from tests.small_models import Small, Sorting, images, vectors
+from tests.small_models import MovingAverage, Small, Sorting, images, vectors
+from tests.sqnr import sqnr
 
 U55, U85 = "Ethos_U55_High_End_Embedded", "Ethos_U85_SYS_DRAM_Mid"
 #: Eight configurations: two NPUs of each of two families in two memory modes.
@@ -41,23 +42,6 @@ class Masking(nn.Module):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The bits that both have."""
         return torch.bitwise_and(x, y)
-
-
-class Mixing(nn.Module):
-    """Goes on from what it gave before."""
-
-    state: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 8)
-        self.register_buffer("state", torch.ones(1, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A mean of the input and the state, which it becomes."""
-        self.state.copy_(0.5 * self.state + 0.5 * self.linear(x))
-        return self.state
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +105,8 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     assert row.cpu_operators == sum(operator.count for operator in result.report.cpu_operators)
     with torch.no_grad():
         expected = torch.cat([Small().eval()(*sample) for sample in images()])
-    error = torch.cat([result.run(*sample) for sample in images()]) - expected
-    decibel = 10 * torch.log10(expected.double().square().sum() / error.double().square().sum())
-    assert row.accuracy == pytest.approx(float(decibel), abs=1e-3)
+    outputs = torch.cat([result.run(*sample) for sample in images()])
+    assert row.accuracy == pytest.approx(sqnr(expected, outputs), abs=1e-3)
 
 
 def test_forms_are_chosen_for_each_configuration() -> None:
@@ -184,20 +167,20 @@ def test_delegates_add_up_and_the_cpu_is_counted() -> None:
 
 
 def test_state_begins_with_the_values_of_the_model() -> None:
-    model = Mixing().eval()
+    model = MovingAverage().eval()
     recipes = ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]
     with joblib.parallel_config(n_jobs=1):
         result = sweep(model, recipes, vectors(8), macs=256, memory_modes="Sram_Only")
     assert torch.equal(model.state, torch.ones(1, 8))
     for row in result.rows:
-        exported = export(Mixing().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe]), vectors(8))
-        reference = Mixing().eval()
+        exported = export(MovingAverage().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe]), vectors(8))
+        reference = MovingAverage().eval()
         with torch.no_grad():
             expected = torch.cat([reference(*sample).clone() for sample in vectors(8)])
-        error = torch.cat([exported.run(*sample).clone() for sample in vectors(8)]) - expected
-        decibel = 10 * torch.log10(expected.double().square().sum() / error.double().square().sum())
-        assert row.accuracy == pytest.approx(float(decibel), abs=1e-3)
-        assert decibel > 25
+        outputs = torch.cat([exported.run(*sample).clone() for sample in vectors(8)])
+        decibels = sqnr(expected, outputs)
+        assert row.accuracy == pytest.approx(decibels, abs=1e-3)
+        assert decibels > 25
 
 
 def test_a_metric_gets_the_outputs_and_the_whole_sample() -> None:

@@ -16,9 +16,9 @@ from arm_backend_core.ops.catalog import records
 from arm_backend_core.tosa import reference
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import UNDRAWN, call, menu
-from tests.fuzz.found import FOUND
 from tests.fuzz.generator import draw, draw_with
 from tests.fuzz.program import Program
+from tests.fuzz.regressions import REGRESSIONS
 from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
@@ -45,10 +45,10 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.parametrize(("target", "index"), [(target, i) for target, count in GRAPHS.items() for i in range(count)])
 def test_graph(target: str, index: int) -> None:
     verdict = campaign.attempt(target, 0, index)
-    for found in FOUND:
-        pattern = found.fails.get(target)
-        if pattern and found.culprit in verdict.drawn and re.search(pattern, verdict.detail):
-            pytest.xfail(found.because)
+    for regression in REGRESSIONS:
+        pattern = regression.fails.get(target)
+        if pattern and regression.culprit in verdict.drawn and re.search(pattern, verdict.detail):
+            pytest.xfail(regression.because)
     wide = oracle.TARGETS[target].wide
     source = draw(0, index, integer=wide is not None).source
     assert verdict.kind in ("right", "undefined"), f"{verdict.detail}\n{source}"

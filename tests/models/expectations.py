@@ -1,16 +1,15 @@
-"""What the zoo's models cost and how exact they are, as it was when it was last recorded.
+"""Expected figures of the zoo's models: size, SQNR, cycles and memory, as last recorded.
 
-``expectations.json`` has a line for every model and recipe; ``make record`` writes it anew. A figure that is better
-than the recorded one fails too: if it did not, a later change could lose what was won and nobody would see it. So
-whoever makes a model smaller, faster or more exact records that, and the file's change shows what was won.
+``expectations.json`` has a line for every model and recipe; ``make record`` rewrites it. A figure that is better than
+the recorded one fails too. Otherwise, a later change could lose the improvement unnoticed. A change that makes a model
+smaller, faster or more accurate also updates the file, whose diff shows the improvement.
 
-Weights, samples and calibration are drawn from fixed seeds. What may still differ between machines is the last bit of
-what PyTorch computes in floating point, and with it, now and then, a calibrated scale or a weight by one step: the
-tolerances are wide enough for that.
+Weights, samples and calibration use fixed seeds. Between machines, the last bit of PyTorch's floating-point results may
+differ, and with it, sometimes, a calibrated scale or a weight by one step. The tolerances allow for that.
 
-Programs for Ethos-U, their cycles and memory are Vela's: they stand under the release that they are of, for each
-of the supported ones. ``make record`` writes those of the installed one. What a program computes does not depend on it,
-as all forms that are chosen for it are equal to the bit: the SQNR stands there once.
+Size, cycles and memory of Ethos-U programs depend on Vela. The file has them for each supported release, and ``make
+record`` writes those of the installed one. The SQNR is independent of the release, because all alternatives are equal
+to the bit, so the file has it once.
 """
 
 from __future__ import annotations
@@ -26,61 +25,61 @@ from tests.models.exported import Exported, precision
 
 FILE = Path(__file__).with_name("expectations.json")
 RELATIVE = 0.01
-"""How far a count may be from the recorded one, as a share of that."""
+"""Tolerance of counts, relative to the recorded one."""
 DECIBELS = 0.2
-"""How far a signal to noise ratio may be from the recorded one."""
+"""Tolerance of the SQNR, in dB."""
 
 Figures = dict[str, float]
-Known = dict[str, float | Figures]
-"""What the file has of an export; of Ethos-U, figures by release of Vela beside those that do not depend on it."""
+RecordedFigures = dict[str, float | Figures]
+"""The figures of one export in the file. Those of Ethos-U are also grouped by release of Vela, as ``vela 5.2``."""
 
-#: What a program computes is the same with any release.
-_OF_NO_RELEASE = ("sqnr_db",)
+#: Figures that do not depend on the release of Vela.
+_RELEASE_INDEPENDENT = ("sqnr_db",)
 
-#: Other programs with weights of four bits are made from the graphs of these, or hold the same weights.
-GATED = [r for r in ArmRecipeType if precision(r) != "A8W4" or r.name in ("TOSA_A8W4", "ETHOSU_U85_A8W4")]
+#: Recipes with recorded figures. Other A8W4 programs have the same graphs or the same weights as these.
+RECORDED_RECIPES = [r for r in ArmRecipeType if precision(r) != "A8W4" or r.name in ("TOSA_A8W4", "ETHOSU_U85_A8W4")]
 
 
-def figures(model: Exported, recipe: ArmRecipeType) -> Figures:
-    """What is recorded of an export.
+def measure(model: Exported, recipe: ArmRecipeType) -> Figures:
+    """Measure the figures of an export; figures of 0 are omitted.
 
-    ``program_bytes``: size of the ``.pte``. ``sqnr_db``: against floating point over the held-out samples, of integer
-    programs but those for VGF, which give what TOSA's give. ``cycles``, ``sram_bytes``, ``dram_bytes``,
-    ``flash_bytes``: Vela's estimates for Ethos-U, for one inference. What is 0 is left out.
+    ``program_bytes``: size of the ``.pte``. ``sqnr_db``: SQNR of integer programs over the held-out samples, except for
+    VGF, whose results are TOSA's. ``cycles``, ``sram_bytes``, ``dram_bytes``, ``flash_bytes``: Vela's estimates for one
+    inference on Ethos-U.
     """
     result = model.result(recipe)
     (delegate,) = result.report.delegates
-    found: Figures = {"program_bytes": len(result.buffer)}
+    figures: Figures = {"program_bytes": len(result.buffer)}
     if precision(recipe) != "FP" and not recipe.name.startswith("VGF"):
-        found["sqnr_db"] = round(model.sqnr(recipe), 2)
+        figures["sqnr_db"] = round(model.sqnr(recipe), 2)
     if (vela := delegate.vela) is not None:
-        found |= {"cycles": vela.total_cycles, "sram_bytes": vela.sram_bytes, "dram_bytes": vela.dram_bytes}
-        found["flash_bytes"] = vela.flash_bytes
-    return {name: value for name, value in found.items() if value}
+        figures |= {"cycles": vela.total_cycles, "sram_bytes": vela.sram_bytes, "dram_bytes": vela.dram_bytes}
+        figures["flash_bytes"] = vela.flash_bytes
+    return {name: value for name, value in figures.items() if value}
 
 
-def departures(expected: Figures, actual: Figures) -> list[str]:
-    """Figures that left their tolerance, or that only one of the two has, each with what to do."""
-    found = []
+def list_differences(expected: Figures, actual: Figures) -> list[str]:
+    """List the figures out of tolerance, and those that only one of the two has, with advice."""
+    differences = []
     for name in expected.keys() | actual.keys():
         before, after = expected.get(name), actual.get(name)
         if before is not None and after is not None:
             margin = DECIBELS if name == "sqnr_db" else RELATIVE * before
             if abs(after - before) <= margin:
                 continue
-        found.append(f"{name} was {before}, is {after}: if that is meant or better, run `make record`")
-    return sorted(found)
+        differences.append(f"{name} was {before}, is {after}: if that is meant or better, run `make record`")
+    return sorted(differences)
 
 
-def known() -> dict[str, dict[str, Known]]:
-    """What the file has: model -> recipe -> figures."""
+def read_file() -> dict[str, dict[str, RecordedFigures]]:
+    """Read the file: model -> recipe -> figures."""
     return json.loads(FILE.read_text())
 
 
-def of_release(found: Known, release: vela.Release) -> Figures:
-    """The figures of an export with a release of Vela; those of other targets do not depend on it."""
+def select_release(recorded: RecordedFigures, release: vela.Release) -> Figures:
+    """Select the figures of one release of Vela, with those that do not depend on it."""
     figures: Figures = {}
-    for name, value in found.items():
+    for name, value in recorded.items():
         if not isinstance(value, dict):
             figures[name] = value
         elif name == _name(release):
@@ -88,28 +87,28 @@ def of_release(found: Known, release: vela.Release) -> Figures:
     return figures
 
 
-def with_release(found: Known, figures: Figures, recipe: str, release: vela.Release) -> Known:
-    """``found`` with the figures of an export by ``recipe`` with a release of Vela."""
+def update_release(recorded: RecordedFigures, figures: Figures, recipe: str, release: vela.Release) -> RecordedFigures:
+    """Replace the figures of one release of Vela in the recorded figures of a recipe."""
     if not recipe.startswith("ETHOSU"):
         return {**figures}
-    others = {name: value for name, value in found.items() if isinstance(value, dict)}
-    others[_name(release)] = {name: value for name, value in figures.items() if name not in _OF_NO_RELEASE}
-    shared: Known = {name: figures[name] for name in _OF_NO_RELEASE if name in figures}
+    others = {name: value for name, value in recorded.items() if isinstance(value, dict)}
+    others[_name(release)] = {name: value for name, value in figures.items() if name not in _RELEASE_INDEPENDENT}
+    shared: RecordedFigures = {name: figures[name] for name in _RELEASE_INDEPENDENT if name in figures}
     return shared | dict(sorted(others.items()))
 
 
-def recorded(model: str, recipe: str) -> Figures:
-    """What is recorded of an export, of Ethos-U with the installed Vela."""
-    return of_release(known()[model][recipe], vela.installed_release())
+def read_expected(model: str, recipe: str) -> Figures:
+    """Read the expected figures of an export with the installed Vela."""
+    return select_release(read_file()[model][recipe], vela.installed_release())
 
 
 def record(model: str, recipe: str, figures: Figures) -> None:
-    """Write the figures of one export into the file; test processes take turns."""
+    """Write the figures of one export into the file, under a lock."""
     with FILE.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         every = json.load(file)
         of_model = every.setdefault(model, {})
-        of_model[recipe] = with_release(of_model.get(recipe, {}), figures, recipe, vela.installed_release())
+        of_model[recipe] = update_release(of_model.get(recipe, {}), figures, recipe, vela.installed_release())
         file.seek(0)
         file.truncate()
         file.write(_text(every))
@@ -119,7 +118,7 @@ def _name(release: vela.Release) -> str:
     return "vela " + ".".join(map(str, release))
 
 
-def _text(every: dict[str, dict[str, Known]]) -> str:
+def _text(every: dict[str, dict[str, RecordedFigures]]) -> str:
     """JSON with a line for each export, in the order of the zoo and of the recipes."""
     models = []
     for model in (name for name in zoo.NAMES if name in every):

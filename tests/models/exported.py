@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import torch
@@ -17,6 +16,7 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models import quantized_reference, zoo
 from tests.models.quantized_reference import Judgement
+from tests.sqnr import sqnr
 
 _Q = torch.ops.quantized_decomposed
 CALIBRATION = 4
@@ -129,13 +129,6 @@ def _as_the_graph_has_it(node: Node, x: Tensor) -> Tensor:
     """An input of the graph, quantized if the graph quantizes it."""
     quantize = next((user for user in node.users if is_quantize(user)), None)
     return x if quantize is None else _Q.quantize_per_tensor(x, *quantize.args[1:])
-
-
-def sqnr(expected: list[Tensor], actual: list[Tensor]) -> float:
-    """Power of the signal over power of the error, in dB, over all elements of all samples."""
-    signal = sum(float((x.double() ** 2).sum()) for x in expected)
-    noise = sum(float(((x.double() - y.double()) ** 2).sum()) for x, y in zip(expected, actual, strict=True))
-    return 10 * math.log10(signal / noise) if noise else math.inf
 
 
 def tosa_spec(recipe: ArmRecipeType) -> str:

@@ -14,7 +14,7 @@ BEFORE = {"program_bytes": 20_000, "sqnr_db": 30.0}
 
 @pytest.mark.parametrize("after", [{"program_bytes": 20_200}, {"program_bytes": 19_800}, {"sqnr_db": 29.81}, {}])
 def test_small_differences_pass(after: expectations.Figures) -> None:
-    assert expectations.departures(BEFORE, BEFORE | after) == []
+    assert expectations.list_differences(BEFORE, BEFORE | after) == []
 
 
 @pytest.mark.parametrize(
@@ -22,19 +22,19 @@ def test_small_differences_pass(after: expectations.Figures) -> None:
     [{"program_bytes": 20_201}, {"program_bytes": 19_799}, {"sqnr_db": 29.79}, {"sqnr_db": 30.21}, {"sram_bytes": 1}],
 )
 def test_worse_and_better_fail(after: expectations.Figures) -> None:
-    (departure,) = expectations.departures(BEFORE, BEFORE | after)
+    (difference,) = expectations.list_differences(BEFORE, BEFORE | after)
     (name,) = after
-    assert departure.startswith(name)
-    assert "make record" in departure
+    assert difference.startswith(name)
+    assert "make record" in difference
 
 
 def test_a_figure_that_is_gone_fails() -> None:
-    assert len(expectations.departures(BEFORE, {"program_bytes": 20_000})) == 1
+    assert len(expectations.list_differences(BEFORE, {"program_bytes": 20_000})) == 1
 
 
 def test_the_file_has_every_model_and_recipe_and_no_other() -> None:
-    recipes = [recipe.name for recipe in expectations.GATED]
-    known = expectations.known()
+    recipes = [recipe.name for recipe in expectations.RECORDED_RECIPES]
+    known = expectations.read_file()
     assert {model: list(of_model) for model, of_model in known.items()} == dict.fromkeys(zoo.NAMES, recipes)
     releases = [f"vela {major}.{minor}" for major, minor in SUPPORTED_RELEASES]
     for model, recipe in itertools.product(zoo.NAMES, recipes):
@@ -43,9 +43,9 @@ def test_the_file_has_every_model_and_recipe_and_no_other() -> None:
 
 
 def test_figures_of_one_release_leave_those_of_others() -> None:
-    found = expectations.with_release({}, BEFORE, "ETHOSU_U55_INT8", (5, 2))
-    found = expectations.with_release(found, BEFORE | {"program_bytes": 1}, "ETHOSU_U55_INT8", (5, 1))
+    found = expectations.update_release({}, BEFORE, "ETHOSU_U55_INT8", (5, 2))
+    found = expectations.update_release(found, BEFORE | {"program_bytes": 1}, "ETHOSU_U55_INT8", (5, 1))
     assert list(found) == ["sqnr_db", "vela 5.1", "vela 5.2"]
-    assert expectations.of_release(found, (5, 2)) == BEFORE
-    assert expectations.of_release(found, (5, 1)) == BEFORE | {"program_bytes": 1}
-    assert expectations.with_release(found, BEFORE, "TOSA_INT8", (5, 1)) == BEFORE
+    assert expectations.select_release(found, (5, 2)) == BEFORE
+    assert expectations.select_release(found, (5, 1)) == BEFORE | {"program_bytes": 1}
+    assert expectations.update_release(found, BEFORE, "TOSA_INT8", (5, 1)) == BEFORE

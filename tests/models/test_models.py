@@ -15,8 +15,9 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
 from tests.graphs import validate
 from tests.models import expectations, quantized_reference, zoo
-from tests.models.exported import Exported, precision, sqnr, tosa_spec
+from tests.models.exported import Exported, precision, tosa_spec
 from tests.models.quantized_reference import Difference
+from tests.sqnr import sqnr
 
 R = ArmRecipeType
 INT8 = [recipe for recipe in R if precision(recipe) == "INT8"]
@@ -68,7 +69,7 @@ _compared_with_pytorch = pytest.mark.parametrize(
 )
 
 
-@_parametrize_exports(expectations.GATED)
+@_parametrize_exports(expectations.RECORDED_RECIPES)
 def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmRecipeType) -> None:
     result = model.result(recipe)
     found = {operator.operator: operator.reason for operator in result.report.cpu_operators}
@@ -146,12 +147,12 @@ def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRec
     assert model.sqnr(recipe) >= theirs - loss, f"PyTorch's quantized graph in float64 has {theirs:.2f} dB"
 
 
-@_parametrize_exports(expectations.GATED)
+@_parametrize_exports(expectations.RECORDED_RECIPES)
 def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, request: SubRequest) -> None:
-    figures = expectations.figures(model, recipe)
+    figures = expectations.measure(model, recipe)
     if request.config.getoption("record"):
         expectations.record(model.name, recipe.name, figures)
-    assert expectations.departures(expectations.recorded(model.name, recipe.name), figures) == []
+    assert expectations.list_differences(expectations.read_expected(model.name, recipe.name), figures) == []
 
 
 def _share(counts: Iterable[int], found: Sequence[Difference]) -> float:

@@ -20,6 +20,7 @@ from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.ops.cases import Recurrent, Unrolled
 from tests.ops.runner import spec
+from tests.sqnr import sqnr
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.ETHOSU_U55_INT8])
@@ -83,11 +84,6 @@ def _rounded(x: Tensor, scale: float, zero_point: int) -> Tensor:
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, -128, 127)
 
 
-def _noise(exact: Tensor, x: Tensor) -> float:
-    """In decibels below the signal."""
-    return float(10 * torch.log10(exact.pow(2).sum() / (exact - x).pow(2).sum()))
-
-
 @pytest.mark.parametrize("gain", [1.0, 3.0], ids=["calm", "lively"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @torch.no_grad()
@@ -109,7 +105,7 @@ def test_states_cost_less_than_a_decibel(kind: type[nn.Module], gain: float) -> 
         torch.cat([run(x) for x in samples[8:]])
         for run in (module, program.module(), lambda x: _rounded(floating(_rounded(x, *known[0])), *known[-1]))
     )
-    assert _noise(exact, ours) > _noise(exact, theirs) - 1
+    assert sqnr(exact, ours) > sqnr(exact, theirs) - 1
 
 
 @pytest.mark.parametrize("macs", [128, 256])

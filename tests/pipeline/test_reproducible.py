@@ -8,30 +8,21 @@ import sys
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from arm_recipes.devtools.inspection import build_files
+from tests.small_models import AttentionBlock
 
 
-class Everything(nn.Module):
+class Everything(AttentionBlock):
     """Several delegates and outputs, a written buffer, attention, operators on the CPU."""
-
-    count: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
-        self.norm = nn.LayerNorm(8)
-        self.register_buffer("count", torch.zeros(1))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         y = self.conv(x).flatten(2).transpose(1, 2)
         y = self.norm(y + self.attention(y, y, y)[0])
-        self.count.add_(1)
-        return torch.topk(y, 3).values * 2, self.count * y
+        self.calls.add_(1)
+        return torch.topk(y, 3).values * 2, self.calls * y
 
 
 def programs(dump_dir: str | None) -> list[bytes]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import arm_recipes
 from arm_recipes import ArmRecipeType
+from tests.sqnr import sqnr
 
 FRAMES = 200
 
@@ -143,11 +144,6 @@ class Unread(nn.Module):
         return y + x
 
 
-def _decibels(expected: list[Tensor], found: list[Tensor]) -> float:
-    signal, noise = torch.stack(expected).detach(), torch.stack(expected).detach() - torch.stack(found)
-    return float(10 * torch.log10(signal.square().sum() / noise.square().sum().clamp(min=1e-30)))
-
-
 @pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8", "TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"])
 @pytest.mark.parametrize(("network", "least"), [(Mean, 40), (Streamed, 33), (Detector, 30), (Cache, 30)])
 def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) -> None:
@@ -158,7 +154,7 @@ def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) ->
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
     found = [program.execute(*frame)[0] for frame in frames]
-    assert _decibels([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else least)
+    assert sqnr([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else least)
     if not (network is Cache and "U55" in recipe):  # which has no SCATTER
         (method,) = result.report.methods
         assert not method.cpu_operators
@@ -174,7 +170,7 @@ def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str)
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
     found = [program.execute(*frame)[0] for frame in frames]
-    assert _decibels([expected(*frame) for frame in frames], found) > 35
+    assert sqnr([expected(*frame) for frame in frames], found) > 35
 
 
 def test_state_is_held_as_integers() -> None:

@@ -23,9 +23,9 @@ from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.qat.prepared import Prepared
 from tests.ops.runner import spec
+from tests.small_models import Samples
 
 INT8 = ArmRecipeType.TOSA_INT8
-Samples = list[tuple[Tensor, ...]]
 
 
 class _Branches(nn.Module):

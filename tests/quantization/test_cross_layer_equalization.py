@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
 from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat
+from tests.sqnr import sqnr
 
 INT8 = ArmRecipeType.TOSA_INT8
 _GAINS = 2.0 ** torch.linspace(-2.5, 2.5, 8)
@@ -97,10 +97,6 @@ def test_channels_come_to_one_size_and_the_function_stays(name: str) -> None:
         assert sizes.max() < 8 * sizes.min()  # of 32 and more
 
 
-def _sqnr(expected: Tensor, found: Tensor) -> float:
-    return 10 * math.log10(float(expected.square().sum() / (expected - found).square().sum()))
-
-
 @pytest.mark.parametrize(("name", "per_channel"), [("convolutions", False), ("rms norm", True)])
 def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
     """And each layer can be compared with the model."""
@@ -111,7 +107,7 @@ def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
         result = export(model, recipe, samples[:-1])
         with torch.no_grad():
             pairs = zip(model(*samples[-1]), result.run(*samples[-1]), strict=True)
-        found[len(algorithms)] = min(_sqnr(*pair) for pair in pairs)
+        found[len(algorithms)] = min(sqnr(*pair) for pair in pairs)
     assert found[1] > max(found[0] + 10, 35)
     assert min(layer.gap.sqnr for layer in result.compare(samples[-1:]).layers) > 25
 
@@ -136,7 +132,7 @@ def test_a_model_that_is_trained_has_channels_of_one_size() -> None:
         assert torch.equal(again, found[name])
         weights = (dict(one.named_parameters())["first.weight"] for one in (prepared.model, model))
         assert torch.equal(*weights) == (name == "as it was")
-    assert _sqnr(expected, found["equalized"]) > max(_sqnr(expected, found["as it was"]) + 10, 35)
+    assert sqnr(expected, found["equalized"]) > max(sqnr(expected, found["as it was"]) + 10, 35)
 
 
 class _Tied(nn.Module):

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes._internal.messages import AccuracyError, ArmRecipesWarning
-from tests.models.exported import sqnr
 from tests.ops.runner import Calls
+from tests.sqnr import sqnr
 
 
 class _Ring(nn.Module):

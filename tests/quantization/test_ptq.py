@@ -32,6 +32,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
+from tests.small_models import Samples
 
 Config = Callable[[], QuantizationConfig]
 CONFIGS: list[Config] = [
@@ -39,7 +40,6 @@ CONFIGS: list[Config] = [
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
 ]
-Samples = list[tuple[Tensor, ...]]
 
 
 def _quantizer(config: Config) -> TOSAQuantizer:

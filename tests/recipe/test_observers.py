@@ -69,28 +69,3 @@ def test_recipes_take_them() -> None:
     assert len(set(scales.values())) > 2
     config = get_symmetric_quantization_config(observer=OBSERVERS["entropy"])
     assert config.activation.observer_or_fake_quant_ctr is OBSERVERS["entropy"]
-
-
-class Model(nn.Module):
-    """One result that is always 0, and one of few values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dead, self.few = nn.Linear(64, 64), nn.Linear(64, 2)
-        with torch.no_grad():
-            self.dead.bias.fill_(-100)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.relu(self.dead(x)), self.few(x)
-
-
-def test_notes_name_what_calibration_shows_little_of() -> None:
-    result = export(Model().eval(), ExportRecipe.get_recipe(INT8), [(torch.rand(1, 64),) for _ in range(3)])
-    notes = [note for note in result.report.notes if note.startswith("calibration: ")]
-    assert len(notes) == 2
-    assert "relu" in notes[0]
-    assert "had no value but 0 in all samples" in notes[0]
-    assert "linear" in notes[1]
-    assert "fewer than 16 values" in notes[1]
-    enough = export(nn.Linear(64, 64).eval(), ExportRecipe.get_recipe(INT8), [(torch.rand(1, 64),) for _ in range(3)])
-    assert not enough.report.notes

@@ -20,10 +20,10 @@ from arm_backend_core.errors import FullDelegationError
 from arm_backend_core.recurrent.roll_recurrent_loops import steps_per_call
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from tests.models.keyword_spotter import KeywordSpotter
+from tests.small_models import Samples
 from tests.verify_only import select_third
 
 T, BATCH, FEATURES, UNITS = 6, 2, 5, 6
-Samples = list[tuple[Tensor, ...]]
 
 
 class _Net(nn.Module):

@@ -32,7 +32,7 @@ from tests.accelerators import ACCELERATORS
 from tests.graphs import Body, program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
-from tests.runtime.vela_bugs import EARLY, Mistake
+from tests.runtime.vela_bugs import EARLY, Reproducer
 from tests.tflite.vela import compile_tflite
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
@@ -301,15 +301,15 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
 
 
 @pytest.mark.parametrize(
-    ("mistake", "accelerator"), [(x, name) for x in EARLY for name in x.wrong], ids=lambda x: getattr(x, "name", x)
+    ("bug", "accelerator"), [(x, name) for x in EARLY for name in x.wrong], ids=lambda x: getattr(x, "name", x)
 )
 def test_what_begins_too_early(
-    mistake: Mistake, accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+    bug: Reproducer, accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """BLOCKDEP is 0 for it; what follows, and all else, is as Vela has it."""
-    flatbuffer = program(mistake.body, *mistake.inputs)
+    flatbuffer = program(bug.body, *bug.inputs)
     generator = np.random.default_rng(0)
-    inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in mistake.inputs]
+    inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in bug.inputs]
     expected = reference.run(flatbuffer, inputs)
     results = [(x.dtype.name, x.shape) for x in expected]
 

@@ -1,4 +1,4 @@
-"""The emulator against the TOSA reference model: whole models, Vela's mistakes, random graphs and damaged programs.
+"""The emulator against the TOSA reference model: whole models, Vela's bugs, random graphs and damaged programs.
 
 ``tests/ops/test_ops.py`` has every operator.
 """
@@ -33,7 +33,7 @@ from tests.ops.cases import CASES
 from tests.runtime import rescale_graphs, vela_bug_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Array, Emulator, compiled, read_payload
-from tests.runtime.vela_bugs import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
+from tests.runtime.vela_bugs import COMPILED_CORRECTLY, NOT_EMITTED, PARTS, REPRODUCERS, Reproducer, part
 
 _MODELS = ("mobilenet_v3_small", "tiny_vit")
 
@@ -78,10 +78,10 @@ def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
     return [generator.integers(low, high + 1, shape).astype(dtype) for shape, dtype, low, high in ranges]
 
 
-def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, mistake: Mistake) -> bool:
-    """Whether the program of ``flatbuffer`` computes what the graph of ``mistake`` does."""
-    inputs = _samples(mistake.inputs)
-    expected = reference.run(program(mistake.body, *mistake.inputs), inputs)
+def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, bug: Reproducer) -> bool:
+    """Whether the program of ``flatbuffer`` computes what the graph of ``bug`` does."""
+    inputs = _samples(bug.inputs)
+    expected = reference.run(program(bug.body, *bug.inputs), inputs)
     return _gives(emulator, flatbuffer, accelerator, inputs, expected)
 
 
@@ -98,35 +98,35 @@ def _gives(emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *UNWRITTEN, *RIGHT], ids=lambda mistake: mistake.name)
-def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
+@pytest.mark.parametrize("bug", [*REPRODUCERS, *NOT_EMITTED, *COMPILED_CORRECTLY], ids=lambda bug: bug.name)
+def test_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
     """Fails where one is mended: the core need no longer avoid it."""
-    flatbuffer = program(mistake.body, *mistake.inputs)
-    for accelerator in mistake.accelerators:
-        right = not mistake.damages(accelerator) and _runs_right(emulator, flatbuffer, accelerator, mistake)
-        assert right == (accelerator not in mistake.wrong), accelerator
+    flatbuffer = program(bug.body, *bug.inputs)
+    for accelerator in bug.accelerators:
+        right = not bug.writes_out_of_bounds(accelerator) and _runs_right(emulator, flatbuffer, accelerator, bug)
+        assert right == (accelerator not in bug.wrong), accelerator
 
 
-def _avoided(mistake: Mistake, accelerator: str) -> bytes:
+def _avoided(bug: Reproducer, accelerator: str) -> bytes:
     """The graph as the last passes leave it; others might find another form for one so small."""
-    written = graph(mistake.body, *mistake.inputs)
+    written = graph(bug.body, *bug.inputs)
     apply_vela_workarounds(written, family(accelerator))
     written.remove_dead()
     return serialize(written)
 
 
-@pytest.mark.parametrize("mistake", [*MISTAKES, *RIGHT], ids=lambda mistake: mistake.name)
-def test_the_core_avoids_mistakes(mistake: Mistake, emulator: Emulator) -> None:
-    for accelerator in mistake.accelerators:
-        flatbuffer = _avoided(mistake, accelerator)
-        assert _runs_right(emulator, flatbuffer, accelerator, mistake), accelerator
-        if accelerator not in mistake.wrong:  # and writes as it did what Vela compiles right
-            assert flatbuffer == program(mistake.body, *mistake.inputs), accelerator
+@pytest.mark.parametrize("bug", [*REPRODUCERS, *COMPILED_CORRECTLY], ids=lambda bug: bug.name)
+def test_the_core_avoids_vela_bugs(bug: Reproducer, emulator: Emulator) -> None:
+    for accelerator in bug.accelerators:
+        flatbuffer = _avoided(bug, accelerator)
+        assert _runs_right(emulator, flatbuffer, accelerator, bug), accelerator
+        if accelerator not in bug.wrong:  # and writes as it did what Vela compiles right
+            assert flatbuffer == program(bug.body, *bug.inputs), accelerator
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
-def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
-    """Graphs with two mistakes, of which neither workaround hides the other."""
+def test_adjacent_vela_bugs(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
+    """Graphs with two bugs, of which neither workaround hides the other."""
     wrong = []
     for seed in range(400 if pytestconfig.getoption("verify") else 15):
         pair = vela_bug_pairs.draw(seed, accelerator)
@@ -162,10 +162,10 @@ def test_parts_are_read_and_written(name: str, emulator: Emulator) -> None:
     """Operators that read a SLICE and write into a CONCAT, along each axis, of one and of two images."""
     for axis in range(4):
         for batches in (1, 2):
-            mistake = part(name, axis, batches)
+            bug = part(name, axis, batches)
             for accelerator in ACCELERATORS:
                 where = f"axis {axis}, {batches} images, {accelerator}"
-                assert _runs_right(emulator, _avoided(mistake, accelerator), accelerator, mistake), where
+                assert _runs_right(emulator, _avoided(bug, accelerator), accelerator, bug), where
 
 
 @pytest.fixture(scope="module")
@@ -236,16 +236,16 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     programs, new = tmp_path / "programs", tmp_path / "new"
     programs.mkdir()
     new.mkdir()
-    for mistake in MISTAKES:
-        for accelerator in mistake.accelerators:
-            if mistake.damages(accelerator):  # no program
+    for bug in REPRODUCERS:
+        for accelerator in bug.accelerators:
+            if bug.writes_out_of_bounds(accelerator):  # no program
                 continue
-            flags = ["--cop-format=COP2"] if "u85" in accelerator and len(mistake.name) % 2 else []
+            flags = ["--cop-format=COP2"] if "u85" in accelerator and len(bug.name) % 2 else []
             spec = EthosUCompileSpec(accelerator, extra_flags=flags)
-            flatbuffer = program(mistake.body, *mistake.inputs)
+            flatbuffer = program(bug.body, *bug.inputs)
             payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
             sizes = struct.pack("<II", len(payload.commands), payload.scratch)
-            (programs / f"{mistake.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
+            (programs / f"{bug.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
     runs = 1_000_000 if pytestconfig.getoption("verify") else 3_000
     memory = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]  # what this process has in memory may count as the fuzzer's
     limits = [f"-runs={runs}", "-max_len=6000", "-timeout=60", "-print_final_stats=1", *memory]

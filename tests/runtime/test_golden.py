@@ -1,4 +1,4 @@
-"""``python -m tests.golden``: what it tells of folders with right, wrong and unknown programs."""
+"""Golden tests (``python -m tests.golden``): the report on equal, different and unusable programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ X = np.arange(-8, 8, dtype=np.int8)
 
 
 def _model(**options: Any) -> bytes:
-    """16 bytes from one place of the arena to another."""
+    """A program that copies 16 bytes within the arena."""
     return around(copies("ethos-u65-256", region=1), *_tensors(), **options)
 
 
@@ -30,19 +30,19 @@ def _write(folder: Path, name: str, model: bytes, x: np.ndarray[Any, Any], y: np
     np.savez(folder / name, model=np.frombuffer(model, np.uint8), input=x.view(np.uint8), expected=y)
 
 
-def _told(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+def _run(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
     code = main([str(folder)])
     return code, capsys.readouterr().out.splitlines()
 
 
-def test_programs_that_give_what_they_must(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tmp_path, "first.npz", _model(), X, X)
     (tmp_path / "second.tflite").write_bytes(_model())
     np.savez(tmp_path / "second.npz", input0=X, expected0=X)
-    assert _told(tmp_path, capsys) == (0, ["first.npz      equal", "second.tflite  equal", "2 of 2 equal"])
+    assert _run(tmp_path, capsys) == (0, ["first.npz      equal", "second.tflite  equal", "2 of 2 equal"])
 
 
-def test_programs_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _write(tmp_path, "a.npz", _model(), X, X)
     _write(tmp_path, "b.npz", _model(), X, np.where(X < -5, 0, X).astype(np.int8))
     _write(tmp_path, "c.npz", _model(operators=[TfliteOperator("mine", (3,), (4,))]), X, X)
@@ -50,7 +50,7 @@ def test_programs_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     _write(tmp_path, "e.npz", _model(), X, X[1:])
     np.savez(tmp_path / "f.npz", model=np.frombuffer(_model(), np.uint8), input=X)
     _write(tmp_path, "g.npz", around(Payload(Commands("ethos-u65-256").stream, bytes(16), 16, (), ()), [], []), X, X)
-    code, lines = _told(tmp_path, capsys)
+    code, lines = _run(tmp_path, capsys)
     assert code == 1
     assert lines == [
         "a.npz  equal",
@@ -65,10 +65,10 @@ def test_programs_that_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
 
 
-def test_accesses_that_are_in_no_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Equal bytes do not suffice: on a device they may come otherwise."""
+def test_missing_waits_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal bytes do not suffice: on a device the accesses may occur in another order."""
     _write(tmp_path, "a.npz", around(copies("ethos-u65-256", region=1, waits=False), *_tensors()), X, X)
-    code, (line, _) = _told(tmp_path, capsys)
+    code, (line, _) = _run(tmp_path, capsys)
     assert code == 1
     assert line.startswith(
         "a.npz  refused: a program for Ethos-U65-256 failed. In its command stream, NPU_OP_DMA_START"

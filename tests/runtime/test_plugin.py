@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,19 @@ def _without_compiler(folder: Path) -> dict[str, str | None]:
     return {"PATH": str(empty), "CXX": None, "XDG_CACHE_HOME": str(folder / "cache")}
 
 
+def _write_executable(path: Path, script: str) -> None:
+    path.write_text(script)
+    path.chmod(0o755)
+
+
+def _run_in_child(environment: Mapping[str, str | None]) -> None:
+    """Load and run a small program in a process that has these variables too."""
+    in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
+
+
 def test_no_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as caught:
-        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=_without_compiler(tmp_path))
+        _run_in_child(_without_compiler(tmp_path))
     assert re.search(
         r"needs a C\+\+17 compiler, .* and none was found\. Install one \(Debian: apt-get install g\+\+\), "
         r"or set CXX\. "
@@ -100,13 +111,12 @@ def test_no_compiler(tmp_path: Path) -> None:
 def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
     environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' does not exist"):
-        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
+        _run_in_child(environment)
 
 
 def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = tmp_path / "my launcher"
-    launcher.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
-    launcher.chmod(0o755)
+    _write_executable(launcher, '#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", f"'{launcher}' g++ -O0")
     assert build.build_plugin().read_text().startswith("g++ -O0 -std=c++17 ")
@@ -125,36 +135,19 @@ def test_export_needs_no_compiler(tmp_path: Path) -> None:
 
 def test_a_broken_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"the plugin for ExecuTorch's runtime failed:\n/.*false -std"):
-        in_child(
-            host_children.run,
-            small(TOSA).buffer,
-            *images(1)[0],
-            environment={"CXX": "false", "XDG_CACHE_HOME": str(tmp_path)},
-        )
+        _run_in_child({"CXX": "false", "XDG_CACHE_HOME": str(tmp_path)})
     loud = tmp_path / "loud"
-    loud.write_text("#!/bin/sh\necho no such option: -std=c++17 >&2\nexit 1\n")
-    loud.chmod(0o755)
+    _write_executable(loud, "#!/bin/sh\necho no such option: -std=c++17 >&2\nexit 1\n")
     with pytest.raises(RuntimeUnavailable, match=r"failed:\n.*loud -std=c\+\+17 .*\nno such option: -std=c\+\+17$"):
-        in_child(
-            host_children.run,
-            small(TOSA).buffer,
-            *images(1)[0],
-            environment={"CXX": str(loud), "XDG_CACHE_HOME": str(tmp_path)},
-        )
+        _run_in_child({"CXX": str(loud), "XDG_CACHE_HOME": str(tmp_path)})
     assert list((tmp_path / "arm-recipes").iterdir()) == []  # nothing half made is left
 
 
 def test_a_compiler_that_makes_something_else(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong"
-    wrong.write_text('#!/bin/sh\nfor last; do :; done\necho text > "$last"\n')
-    wrong.chmod(0o755)
+    _write_executable(wrong, '#!/bin/sh\nfor last; do :; done\necho text > "$last"\n')
     with pytest.raises(RuntimeUnavailable, match=r"The plugin for .* cannot be loaded: .*file too short"):
-        in_child(
-            host_children.run,
-            small(TOSA).buffer,
-            *images(1)[0],
-            environment={"CXX": str(wrong), "XDG_CACHE_HOME": str(tmp_path)},
-        )
+        _run_in_child({"CXX": str(wrong), "XDG_CACHE_HOME": str(tmp_path)})
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
@@ -163,7 +156,7 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
         RuntimeUnavailable,
         match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder",
     ):
-        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment={"XDG_CACHE_HOME": str(tmp_path)})
+        _run_in_child({"XDG_CACHE_HOME": str(tmp_path)})
 
 
 def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:

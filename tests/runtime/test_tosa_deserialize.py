@@ -20,7 +20,7 @@ from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
 from tests.graphs import graph
 from tests.runtime.schemas import tables
-from tests.tosa.drawn import draw_operators
+from tests.tosa.random_operators import draw_operators
 
 _CONTROL = Target.from_tosa_spec("TOSA-1.0+INT+controlflow")
 

@@ -1,4 +1,4 @@
-"""Graphs with two mistakes of Vela on neighbouring operators: one feeds the other, or both read one tensor."""
+"""Graphs with two bugs of Vela on neighbouring operators: one feeds the other, or both read one tensor."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from arm_backend_core.tosa.passes import merge
 from arm_backend_core.tosa.passes.pipeline import finish, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import family, graph
-from tests.runtime.vela_bugs import MISTAKES, RIGHT, Mistake
+from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
 
 
-def draw(seed: int, accelerator: str) -> Mistake:
+def draw(seed: int, accelerator: str) -> Reproducer:
     """Pair number ``seed``, of graphs whose operators the accelerator has; the same one at every call."""
     rng = random.Random(seed)
-    known = [row for row in (*MISTAKES, *RIGHT) if accelerator in row.accelerators]
+    known = [row for row in (*REPRODUCERS, *COMPILED_CORRECTLY) if accelerator in row.accelerators]
     while True:
         first, second = rng.choice([row for row in known if accelerator in row.wrong]), rng.choice(known)
         pair = _pair(first, second, rng)
@@ -31,7 +31,7 @@ def draw(seed: int, accelerator: str) -> Mistake:
         return pair
 
 
-def optimized(pair: Mistake, target: Target, seed: int) -> Graph:
+def optimized(pair: Reproducer, target: Target, seed: int) -> Graph:
     """The graph of a pair behind the passes: of odd ones all of them, else the last, which leave more neighbours be."""
     written = graph(pair.body, *pair.inputs, target=target)
     written.remove_dead()
@@ -43,7 +43,7 @@ def optimized(pair: Mistake, target: Target, seed: int) -> Graph:
     return written
 
 
-def _pair(first: Mistake, second: Mistake, rng: random.Random) -> Mistake:
+def _pair(first: Reproducer, second: Reproducer, rng: random.Random) -> Reproducer:
     """``second`` with one of its inputs from a result of ``first`` or from one of its inputs."""
     place, number, shares, both = (
         rng.randrange(len(second.inputs)),
@@ -65,7 +65,7 @@ def _pair(first: Mistake, second: Mistake, rng: random.Random) -> Mistake:
 
     others = [x for i, x in enumerate(second.inputs) if i != place]
     name = f"{first.name}, {'beside' if shares else 'before'} {second.name}"
-    return Mistake(name, body, (*first.inputs, *others), ())
+    return Reproducer(name, body, (*first.inputs, *others), ())
 
 
 def _results(returned: Value | tuple[Value, ...]) -> tuple[Value, ...]:

@@ -1,4 +1,4 @@
-"""Programs that random graphs were reduced to when they failed: each is checked on every run."""
+"""Regression programs: reduced random graphs that failed once. Every test run checks each of them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _INT = ("TOSA_INT8", "TOSA_A16W8")
 
 
 @dataclass(frozen=True)
-class Found:
+class Regression:
     """A program that failed once.
 
     Attributes:
         name: the test's name.
         model: a module or a function of the inputs.
-        inputs: what it is called with.
-        targets: those that are checked.
-        fails: how it still fails: target -> a pattern.
-        because: why it still fails.
-        culprit: operator of random graphs that are excused when they fail so.
+        inputs: the inputs of a call.
+        targets: targets that are checked.
+        fails: known failures: target -> pattern of the message.
+        because: reason of the known failure.
+        culprit: a random graph with this operator that fails in the same way is a known failure too.
     """
 
     name: str
@@ -42,11 +42,11 @@ class Found:
     culprit: str = ""
 
     def module(self) -> nn.Module:
-        """The model, in eval mode."""
+        """The model in evaluation mode."""
         return Case(self.name, self.model, self.inputs).module()
 
     def samples(self) -> list[tuple[torch.Tensor, ...]]:
-        """Three samples; the first is what it is run with."""
+        """Three samples for calibration; the first one is executed."""
         return [Case(self.name, self.model, self.inputs).sample(seed) for seed in range(3)]
 
 
@@ -192,234 +192,238 @@ class _NormBesideWrite(nn.Module):
         return (x * 2).transpose(0, -1).mul_(0.1), self.norm(y)
 
 
-FOUND = [
-    Found("softmax_rank_0", lambda x: torch.softmax(x, -1), (_x(),)),
-    Found("logsumexp_rank_0", lambda x: torch.logsumexp(x, -1), (_x(),)),
-    Found("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
-    Found(
+REGRESSIONS = [
+    Regression("softmax_rank_0", lambda x: torch.softmax(x, -1), (_x(),)),
+    Regression("logsumexp_rank_0", lambda x: torch.logsumexp(x, -1), (_x(),)),
+    Regression("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
+    Regression(
         "prelu_kernel_broadcasts",
         lambda x, w: F.adaptive_avg_pool2d(aten._prelu_kernel(x, w), (6, 6)),
         (_x(), _x(7, 7, 1, 6)),
     ),
-    Found("pow_of_negative", lambda x: torch.pow(x, torch.zeros(1, 1)), (_x(3, 4),)),
-    Found(
+    Regression("pow_of_negative", lambda x: torch.pow(x, torch.zeros(1, 1)), (_x(3, 4),)),
+    Regression(
         "bilinear_1_to_2",
         lambda x: F.interpolate(x, size=(2, 2), mode="bilinear", align_corners=True),
         (_x(1, 1, 2, 1),),
     ),
-    Found("conv_transpose_padding_beyond_kernel", nn.ConvTranspose2d(6, 3, 3, stride=4, padding=4), (_x(1, 6, 3, 4),)),
-    Found("conv_transpose_1x1_padding", nn.ConvTranspose2d(6, 1, 1, stride=3, padding=2), (_x(5, 6, 3, 8),)),
-    Found(
+    Regression(
+        "conv_transpose_padding_beyond_kernel", nn.ConvTranspose2d(6, 3, 3, stride=4, padding=4), (_x(1, 6, 3, 4),)
+    ),
+    Regression("conv_transpose_1x1_padding", nn.ConvTranspose2d(6, 1, 1, stride=3, padding=2), (_x(5, 6, 3, 8),)),
+    Regression(
         "tanh_tiny",
         torch.tanh,
         (_x(12, low=1e-6, high=2e-6),),
         _FP,
     ),
-    Found("max_pool2d_indices", lambda x: F.max_pool2d(x, 2, 1, return_indices=True), (_x(8, 1, 2, 6),)),
-    Found("max_pool2d_indices_alone", lambda x: F.max_pool2d(x, 2, 1, return_indices=True)[1], (_x(8, 1, 2, 6),)),
-    Found("empty_to_other_dtype", lambda x, y: x.type_as(y), (_x(8, 7, 5, 0), _x(4, dtype=torch.float16)), _FP),
-    Found("empty_slice_returned_twice", lambda x: (x[:, :, 1:].split(1, 2)[0], x[:, :, 1:]), (_x(1, 1, 1),)),
-    Found("dropout_then_write", lambda x: F.dropout(x * 2, 0.5, False).add_(1.5), (_x(4),)),
-    Found("written_before_a_view_is", _written_before_a_view_is, (_x(2, 3),)),
-    Found("batch_norm_3d", nn.BatchNorm3d(4), (_x(2, 4, 3, 3, 3),)),
-    Found("lstm_projection", _Projected(), (_x(1, 1, 7),)),
-    Found(
+    Regression("max_pool2d_indices", lambda x: F.max_pool2d(x, 2, 1, return_indices=True), (_x(8, 1, 2, 6),)),
+    Regression("max_pool2d_indices_alone", lambda x: F.max_pool2d(x, 2, 1, return_indices=True)[1], (_x(8, 1, 2, 6),)),
+    Regression("empty_to_other_dtype", lambda x, y: x.type_as(y), (_x(8, 7, 5, 0), _x(4, dtype=torch.float16)), _FP),
+    Regression("empty_slice_returned_twice", lambda x: (x[:, :, 1:].split(1, 2)[0], x[:, :, 1:]), (_x(1, 1, 1),)),
+    Regression("dropout_then_write", lambda x: F.dropout(x * 2, 0.5, False).add_(1.5), (_x(4),)),
+    Regression("written_before_a_view_is", _written_before_a_view_is, (_x(2, 3),)),
+    Regression("batch_norm_3d", nn.BatchNorm3d(4), (_x(2, 4, 3, 3, 3),)),
+    Regression("lstm_projection", _Projected(), (_x(1, 1, 7),)),
+    Regression(
         "addmm_computed_bias",
         lambda x: torch.addmm(x[0], x, x.t()),
         (_x(14, 14),),
     ),
-    Found("int8_product", lambda x: x * x, (_x(9, 15, low=-100, high=100, dtype=torch.int8),)),
-    Found("one_hot_of_indices", _indices, (_x(6, 4, 4, 4),)),
-    Found("normalize_tiny", lambda x: F.normalize(x, dim=-2), (_x(10, 9, low=1e-6, high=2e-6),), _INT),
-    Found(
+    Regression("int8_product", lambda x: x * x, (_x(9, 15, low=-100, high=100, dtype=torch.int8),)),
+    Regression("one_hot_of_indices", _indices, (_x(6, 4, 4, 4),)),
+    Regression("normalize_tiny", lambda x: F.normalize(x, dim=-2), (_x(10, 9, low=1e-6, high=2e-6),), _INT),
+    Regression(
         "adaptive_pool_of_padded",
         lambda x: F.adaptive_avg_pool2d(F.pad(x, (3, 3, 3, 3)), (6, 5)),
         (_x(2, 5, 7, 1, low=0, high=1),),
         _INT,
     ),
-    Found("asin_to_the_end_of_its_domain", torch.asin, (_x(12, 1, 3, 1, low=0, high=1),), _INT),
-    Found(
+    Regression("asin_to_the_end_of_its_domain", torch.asin, (_x(12, 1, 3, 1, low=0, high=1),), _INT),
+    Regression(
         "masked_fill_rank_0",
         lambda x: torch.masked_fill(x, x < 0, 1),
         (_x(),),
     ),
-    Found("batch_norm_beside_a_write", _NormBesideWrite(), (_x(6, 12), _x(5, 7, 1, 2))),
-    Found(
+    Regression("batch_norm_beside_a_write", _NormBesideWrite(), (_x(6, 12), _x(5, 7, 1, 2))),
+    Regression(
         "batch_norm_statistics",
         lambda x, m, v: aten._native_batch_norm_legit_no_training(x, m, m, m, v, 0.1, 1e-5)[1],
         (_x(1, 4, 10), _x(4), _x(4, low=0.5)),
         _FP,
     ),
-    Found(
+    Regression(
         "ndtri_tiny",
         lambda x, y: (torch.special.ndtri(x), torch.special.ndtri(y)),
         (_x(6, 7, low=1e-6, high=2e-6), _x(16, low=1e-38, high=1e-36)),
         _FP,
     ),
-    Found(
+    Regression(
         "batch_norm_of_computed_statistics",
         lambda x, m, v: F.batch_norm(x, m, v, m),
         (_x(1, 5, 1, 6), _x(5), _x(5, low=0.5)),
     ),
-    Found("sort_rank_0", lambda x: torch.sort(x, -1)[0], (_x(),)),
-    Found("empty_adaptive_pool", lambda x: aten.adaptive_avg_pool3d(x * 2, [1, 0, 3]), (_x(1, 3, 8, 1),)),
-    Found(
+    Regression("sort_rank_0", lambda x: torch.sort(x, -1)[0], (_x(),)),
+    Regression("empty_adaptive_pool", lambda x: aten.adaptive_avg_pool3d(x * 2, [1, 0, 3]), (_x(1, 3, 8, 1),)),
+    Regression(
         "views_that_no_schema_declares",
         lambda x, y: (torch.meshgrid(x, indexing="ij")[0], y.type_as(x), x.transpose(0, -1).mul_(0.5), y[1:].add_(1)),
         (_x(7), _x(3, 4)),
         _FP,
     ),
-    Found("copysign_of_integers", torch.copysign, (_x(15, low=-100, high=100, dtype=torch.int32), _x(1))),
-    Found("cumulative_rank_0", lambda x: (torch.cumsum(x, 0), torch.cumprod(x, -1)), (_x(),)),
-    Found(
+    Regression("copysign_of_integers", torch.copysign, (_x(15, low=-100, high=100, dtype=torch.int32), _x(1))),
+    Regression("cumulative_rank_0", lambda x: (torch.cumsum(x, 0), torch.cumprod(x, -1)), (_x(),)),
+    Regression(
         "sums_of_int64_with_a_factor",
         lambda x: (aten.sub.Scalar(x % 9, 2, 2), torch.add(x % 9, x % 7, alpha=3), torch.rsub(x % 9, 4, alpha=-2)),
         (_x(5, low=0, high=100, dtype=torch.int64),),
     ),
-    Found("median_rank_0", lambda x: (torch.median(x, 0, True)[0], torch.kthvalue(x, 1, -1)[0]), (_x(),)),
-    Found("rrelu_beside_a_write", lambda x, y: (F.rrelu(x, training=False), y[1:].add_(1)), (_x(7), _x(4))),
-    Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
-    Found("linear_two_vectors", lambda x: F.linear(x, torch.arange(4.0), torch.tensor(2.0)), (_x(4),)),
-    Found("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),
-    Found("seven_dimensions_pass_through", lambda x: torch.repeat_interleave(x, 2, 0), (_x(2, 2, 3, 1, 1, 2),), _FP),
-    Found("transpose_rank_0", lambda x: (x * 2).transpose(-1, 0), (_x(),)),
-    Found(
+    Regression("median_rank_0", lambda x: (torch.median(x, 0, True)[0], torch.kthvalue(x, 1, -1)[0]), (_x(),)),
+    Regression("rrelu_beside_a_write", lambda x, y: (F.rrelu(x, training=False), y[1:].add_(1)), (_x(7), _x(4))),
+    Regression("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
+    Regression("linear_two_vectors", lambda x: F.linear(x, torch.arange(4.0), torch.tensor(2.0)), (_x(4),)),
+    Regression("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),
+    Regression(
+        "seven_dimensions_pass_through", lambda x: torch.repeat_interleave(x, 2, 0), (_x(2, 2, 3, 1, 1, 2),), _FP
+    ),
+    Regression("transpose_rank_0", lambda x: (x * 2).transpose(-1, 0), (_x(),)),
+    Regression(
         "cast_like_another_that_it_is_made_of",
         lambda x: (aten.to.other(y := torch.diagonal(x), x, False, True).chunk(4)[0], y.roll(-4, -1)),
         (_x(7, 6),),
         _INT,
     ),
-    Found(
+    Regression(
         "upsample_nearest_of_a_batch",
         lambda x: F.interpolate(x, scale_factor=4),
         (_x(4, 4, 1, 8),),
         ("ETHOSU_U55_INT8",),
     ),
-    Found(
+    Regression(
         "conv_transpose_of_less_than_its_stride",
         nn.ConvTranspose2d(2, 4, (1, 3), stride=(1, 3), padding=(0, 2)),
         (_x(1, 2, 1, 2),),
         ("ETHOSU_U85_INT8",),
     ),
-    Found("maximum_with_nothing", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
-    Found(
+    Regression("maximum_with_nothing", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
+    Regression(
         "group_norm_of_single_values",
         lambda x, w: aten.native_group_norm(x, w, w, 1, 9, 1, 9, 1e-5)[0],
         (_x(1, 9, 1), _x(9)),
     ),
-    Found(
+    Regression(
         "quotient_just_below_a_whole_number",
         lambda x: torch.div(x, 0.001, rounding_mode="trunc"),
         (_x(4, 9, dtype=torch.int32),),
         _FP,
     ),
-    Found(
+    Regression(
         "bias_finer_than_its_sums",
         _Difference(),
         (_x(8, 1, low=-500, high=500),),
         ("TOSA_A16W8",),
     ),
-    Found(
+    Regression(
         "angle_of_minus_zero", lambda x, y: (torch.atan2(x * 0, y), torch.copysign(y, x * 0)), (_x(12), _x(12)), _INT
     ),
-    Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
-    Found(
+    Regression("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
+    Regression(
         "conv_transpose2d_groups_computed_weight",
         lambda x, w, b: F.conv_transpose2d(x, w, b, (2, 2), (2, 1), (1, 0), 2, (2, 1)),
         (_x(1, 2, 10, 6), _x(2, 2, 3, 1), _x(4)),
     ),
-    Found(
+    Regression(
         "batch_norm_of_several_results",
         lambda x, m, v: aten._native_batch_norm_legit_no_training(x, m, m, m, v, 0.1, 1e-3)[0],
         (_x(9, 8), _x(8), _x(8, low=0.5)),
         _INT,
     ),
-    Found("softmax_in_16_bits", lambda x: F.scaled_dot_product_attention(x, x, x), (_x(8, 2, 2, 8),), _INT),
-    Found("mean_in_16_bits", nn.AdaptiveAvgPool3d(1), (_x(1, 1, 2, 3, 3),), _INT),
-    Found(
+    Regression("softmax_in_16_bits", lambda x: F.scaled_dot_product_attention(x, x, x), (_x(8, 2, 2, 8),), _INT),
+    Regression("mean_in_16_bits", nn.AdaptiveAvgPool3d(1), (_x(1, 1, 2, 3, 3),), _INT),
+    Regression(
         "instance_norm_of_equal_values",
         lambda x: F.instance_norm(torch.softmax(x, 2)),
         (_x(8, 2, 1, 2),),
         _INT,
     ),
-    Found("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
-    Found("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
-    Found("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
-    Found(
+    Regression("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
+    Regression("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
+    Regression("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
+    Regression(
         "sums_of_int64_with_a_factor",
         lambda x: (aten.sub.Scalar(x % 9, 2, 2), torch.add(x % 9, x % 7, alpha=3), torch.rsub(x % 9, 4, alpha=-2)),
         (_x(5, low=0, high=100, dtype=torch.int64),),
     ),
-    Found(
+    Regression(
         "argmin_of_the_smallest_integer",
         lambda x, y: (torch.where(y > -200, -(2**31), x).argmin(0), torch.maximum(x, y).min(0)[1]),
         (_x(7, 5, low=-9, high=9, dtype=torch.int32), _x(7, 5, low=-300, high=9, dtype=torch.int32)),
     ),
-    Found(
+    Regression(
         "transposed_core_convolution",
         _Convolution(),
         (_x(2, 6, 8),),
     ),
-    Found(
+    Regression(
         "extremes_of_booleans",
         lambda x: (*(x > 0).max(0), *(x > 0).min(0)),
         (_x(3, 4),),
     ),
-    Found(
+    Regression(
         "constant_that_two_delegates_read",
         _ComputedGru(),
         (_x(2, 2, 5), _x(18, 5, low=-1, high=1), _x(18, low=-1, high=1), _x(18, 6, low=-1, high=1)),
         _INT,
     ),
-    Found("of_a_large_constant", lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0), (_x(3),)),
-    Found(
+    Regression("of_a_large_constant", lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0), (_x(3),)),
+    Regression(
         "padded_int64",
         lambda x: F.pad(x % 9, (1, 2), value=300) + 1,
         (_x(5, low=0, high=100, dtype=torch.int64),),
     ),
-    Found("no_inputs", _OfBuffers(), (), _INT),
-    Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
-    Found(
+    Regression("no_inputs", _OfBuffers(), (), _INT),
+    Regression("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
+    Regression(
         "remainder_of_little",
         lambda x, y: (x % 3, torch.remainder(-1, y)),
         (_x(2, 9, low=-1e-35, high=1e-35), _x(2, 9, low=-1e9, high=1e9)),
         _FP,
     ),
-    Found(
+    Regression(
         "spread_whose_square_is_not_a_float32",
         lambda x, y: (x.std(), *torch.std_mean(y, 1)),
         (_x(3, 4, low=-1e24, high=1e24), _x(3, 4, low=-1e-35, high=1e-35)),
         _FP,
     ),
-    Found(
+    Regression(
         "infinity_added_to_one_row",
         lambda x, y: x.index_add(1, torch.tensor([0, 2, 0]), y, alpha=2),
         (_x(2, 4, 5), Input((2, 3, 5), special=(math.inf, -math.inf))),
         _FP,
     ),
-    Found(
+    Regression(
         "whole_numbers_are_numbers",
         lambda x: torch.nan_to_num(x, None, 0.001, 1.5),
         (_x(5, 8, low=-100, high=100, dtype=torch.int32),),
     ),
-    Found(
+    Regression(
         "angle_of_whole_numbers",
         lambda x, y: (torch.atan2(x, x), torch.atan2(x, y)),
         (_x(9, low=-96, high=85, dtype=torch.int32), _x(9, low=-96, high=85, dtype=torch.int8)),
     ),
-    Found(
+    Regression(
         "memory_read_from_two_places",
         lambda x: tuple(x.flatten()[i : i + 8].as_strided((2,), (1,), 4) + 1 for i in (1, 2)),
         (_x(3, 4),),
         _INT,
     ),
-    Found(
+    Regression(
         "whole_numbers_filled_with_a_real_one",
         lambda x: (x.index_fill(1, torch.tensor([0, 2]), 3.0), x.scatter(0, torch.tensor([[1]]), 3.0)),
         (_x(3, 4, low=-100, high=100, dtype=torch.int16),),
         _FP,
     ),
-    Found(
+    Regression(
         "logarithms_of_sums_of_attention",
         lambda x, y: (
             *aten._scaled_dot_product_flash_attention_for_cpu(x, x, x),
@@ -428,108 +432,112 @@ FOUND = [
         (_x(1, 3, 2, 6), _x(2, 1)),
         _FP,
     ),
-    Found("layer_of_constants", _LayerOfConstants(), (_x(4, 11, 7),), _FP),
-    Found(
+    Regression("layer_of_constants", _LayerOfConstants(), (_x(4, 11, 7),), _FP),
+    Regression(
         "wrapped_around_after_a_cut",
         lambda x: (F.pad(x, (1, -1, 3, 3), "circular"), F.pad(x, (-2, 2, -1, 0), "circular")),
         (_x(1, 2, 5, 4),),
     ),
-    Found(
+    Regression(
         "product_that_overflows_beside_zero",
         lambda x: torch.cumprod(x * torch.tensor([0.0, 1e20, 1e20, 1e20, 1.0]), 1),
         (_x(3, 5, low=1, high=2),),
         _FP,
     ),
-    Found("acosh_far_below_its_domain", torch.acosh, (_x(9, 7, low=-10000, high=9),), _FP),
-    Found(
+    Regression("acosh_far_below_its_domain", torch.acosh, (_x(9, 7, low=-10000, high=9),), _FP),
+    Regression(
         "zeros_that_remain_have_a_sign",
         lambda x: torch.copysign(x, (x / x.abs() * 4) % 2),
         (_x(9, 7, low=-9, high=9),),
         _FP,
     ),
-    Found(
+    Regression(
         "write_to_what_lift_returns",
         lambda x: (aten.lift(x).view(-1)[:3].add_(1.5), torch.tanh(x)),
         (_x(10, 1),),
         _FP,
     ),
-    Found(
+    Regression(
         "infinity_folded_to_one_place",
         lambda x: F.fold(x, (5, 6), (2, 3), (2, 1), (1, 2), (1, 2)),
         (Input((2, 12, 20), special=(math.inf, -math.inf)),),
         _FP,
     ),
-    Found("function_of_a_constant", lambda x: (x.select(-1, 0).zero_() + 0.3).floor(), (_x(1, 2, 2, 3, 3, 4),), _INT),
-    Found("returned_constants", _OfConstants(), (_x(3),), _FP),
-    Found(
+    Regression(
+        "function_of_a_constant", lambda x: (x.select(-1, 0).zero_() + 0.3).floor(), (_x(1, 2, 2, 3, 3, 4),), _INT
+    ),
+    Regression("returned_constants", _OfConstants(), (_x(3),), _FP),
+    Regression(
         "write_to_what_was_filled",
         lambda x, y, z: (x.clamp_(-0.5, 0.5), aten.fill(y, z)[..., :2].mul_(0.5).sum()),
         (_x(10, 6), _x(2), _x()),
     ),
-    Found("joined_with_itself_and_again", _joined_again, (_x(4, 3, 2),)),
-    Found(
+    Regression("joined_with_itself_and_again", _joined_again, (_x(4, 3, 2),)),
+    Regression(
         "slice_replaced_whole",
         lambda x, y: (torch.slice_scatter(x > 0, y), torch.slice_scatter(x > 0, y, 0, None, 1, 2)),
         (_x(1, 9), _x(1, 9)),
     ),
-    Found(
+    Regression(
         "sampled_beyond_its_pixels",
         lambda x, y: F.grid_sample(x, y, padding_mode="zeros", align_corners=False),
         (_x(2, 3, 8, 4, 9, low=1e-6, high=2e-6), _x(2, 2, 2, 2, 3, low=-1.2, high=1.2)),
     ),
-    Found("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
-    Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
-    Found("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
-    Found("gelu_far_below_zero", lambda x: F.gelu(x, approximate="tanh"), (_x(2000, low=-7, high=-4),), _FP),
-    Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
-    Found(
+    Regression("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
+    Regression("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
+    Regression("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
+    Regression("gelu_far_below_zero", lambda x: F.gelu(x, approximate="tanh"), (_x(2000, low=-7, high=-4),), _FP),
+    Regression("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
+    Regression(
         "whole_numbers_bounded_by_a_real_one",
         lambda x: (aten.pow.Scalar(0.001, torch.clamp_min(x, 0.5)), torch.clamp(x, -1.5, 2.25) * x),
         (_x(1, 11, 3, low=-100, high=100, dtype=torch.int8),),
         ("TOSA_INT8", "ETHOSU_U55_INT8"),
     ),
-    Found(
+    Regression(
         "conv_transpose_groups_behind_slices",
         nn.ConvTranspose1d(3, 3, 1, stride=2, output_padding=1, groups=3),
         (_x(2, 3, 8),),
         ("ETHOSU_U55_INT8",),
     ),
-    Found(
+    Regression(
         "input_detached_in_place",
         lambda x, y: (x.detach_().to(torch.int32), (y.detach_().add_(1) * 3).to(torch.int32)),
         (_x(7, low=-40, high=40), _x(7, low=-40, high=40)),
     ),
-    Found("powers_of_next_to_nothing", torch.pow, (_x(2, 7, low=-0.3, high=0.6), _x(1, low=0, high=0)), _INT),
-    Found(
+    Regression("powers_of_next_to_nothing", torch.pow, (_x(2, 7, low=-0.3, high=0.6), _x(1, low=0, high=0)), _INT),
+    Regression(
         "batch_norm_of_one_value",
         lambda x, y: aten._native_batch_norm_legit.no_stats(x, y, y, True, 0.1, 1e-3)[0],
         (_x(1, 5, 1), _x(5)),
     ),
-    Found(
+    Regression(
         "folded_and_resized",
         lambda x: aten.upsample_bicubic2d.vec(F.fold(x, 2, 1), [5, 7], True, None),
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
-    Found("its_own_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
-    Found(
+    Regression("its_own_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
+    Regression(
         "triangular_solve_of_batches",
         lambda b, c, a, d: (*aten.triangular_solve(b, a), *aten.triangular_solve(c, d, False, False, True)),
         (_x(3, 1, 2, 2), _x(2, 2), _x(2, 2, low=1), _x(3, 2, 2, low=1)),
         _FP,
     ),
-    Found("solved_for_itself_and_batches", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))),
-    Found(
+    Regression(
+        "solved_for_itself_and_batches", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))
+    ),
+    Regression(
         "masked_indices_from_the_end",
         lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
         (_x(5), _x(9, dtype=torch.bool), _x(9, low=-9, high=9, dtype=torch.int64)),
     ),
-    Found(
+    Regression(
         "masked_indices_of_nothing",
         lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
         (_x(0), _x(4, dtype=torch.bool), _x(4, low=-9, high=9, dtype=torch.int64)),
     ),
-    Found(
+    Regression(
         "weights_outside_of_the_edges",
         lambda x, y: (
             torch.histogram(x, torch.tensor([-2.0, 2.0]), weight=x)[0],
@@ -538,147 +546,151 @@ FOUND = [
         (Input((9, 7), -10000, 10000, special=(-math.inf, math.nan)), _x(144, low=-30, high=30)),
         _FP,
     ),
-    Found(
+    Regression(
         "whole_numbers_added_with_a_real_factor",
         lambda x: (aten._add_relu(x, x, alpha=1.5), aten._add_relu(x, 3, -0.5), aten._add_relu(x, 2.5, 0.5)),
         (_x(5, 5, low=-50, high=50, dtype=torch.int8),),
     ),
-    Found(
+    Regression(
         "numbers_beside_half_precision",
         lambda x: (aten.xlogy(3.0, x), aten.xlogy(x[None], 2.5), torch.copysign(x, -2.5)),
         (_x(low=1, high=5, dtype=torch.bfloat16),),
         _FP,
     ),
-    Found(
+    Regression(
         "order_of_equal_elements",
         lambda x, y: (x.relu().sort(-1)[1], x.relu().kthvalue(30, 1)[1], y.median(-1)[1], x.relu().topk(20, 0)[1]),
         (_x(70, 40), _x(9, 41, low=-3, high=3, dtype=torch.int32)),
         _FP,
     ),
-    Found(
+    Regression(
         "rms_norm_of_half_precision",
         lambda x: F.rms_norm(x, (3,)),
         (_x(5, 6, 3, low=-0.05, high=0.05, dtype=torch.float16),),
         _FP,
     ),
-    Found(
+    Regression(
         "parts_of_one_tensor",
         lambda x: torch.cummax(x, 0)[1],
         (_x(3, 1, 5),),
         ("ETHOSU_U85_INT8",),
     ),
-    Found("counts_of_parts", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
-    Found("histogram_of_nothing", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
-    Found("zero_beside_a_product", lambda x, y: (x * y, y[0].zero_()), (_x(3, 4), _x(3, 1)), ("ETHOSU_U85_INT8",)),
-    Found(
+    Regression("counts_of_parts", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
+    Regression("histogram_of_nothing", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
+    Regression("zero_beside_a_product", lambda x, y: (x * y, y[0].zero_()), (_x(3, 4), _x(3, 1)), ("ETHOSU_U85_INT8",)),
+    Regression(
         "one_target_with_weights",
         lambda x, i: aten.nll_loss_forward(x, i, x, 0, -100)[0],
         (_x(2, low=0.5, high=2), Input((), 0, 2, torch.int64)),
         ("TOSA_FP", "TOSA_INT8"),
     ),
-    Found(
+    Regression(
         "constants_that_are_no_numbers",
         lambda x: (aten.any(x[:1].fill_(1.5)), x[:, 0].zero_() > 0.1),
         (_x(5, 3),),
         ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
     ),
-    Found("small_beside_its_divisor", lambda x: x % 3, (_x(40, low=1e-6, high=2e-6),), _INT),
-    Found("views_of_an_input", lambda x: torch.einsum("bij,bkj->bik", x, x), (_x(9, 3, 2),), ("ETHOSU_U85_INT8",)),
-    Found(
+    Regression("small_beside_its_divisor", lambda x: x % 3, (_x(40, low=1e-6, high=2e-6),), _INT),
+    Regression("views_of_an_input", lambda x: torch.einsum("bij,bkj->bik", x, x), (_x(9, 3, 2),), ("ETHOSU_U85_INT8",)),
+    Regression(
         "attention_with_its_weights",
         lambda x: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, False, scale=0.3),
         (_x(1, 5, 4, 12, low=-2, high=2),),
         ("ETHOSU_U55_INT8",),
     ),
-    Found(
+    Regression(
         "sums_of_a_mask",
         torch.masked_scatter,
         (_x(9, 10, 2), _x(9, 10, 2, dtype=torch.bool), _x(9, 10, 2)),
         ("ETHOSU_U65_INT8",),
     ),
-    Found("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
-    Found("small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)),
-    Found("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),
-    Found("hypot_of_booleans", torch.hypot, (_x(6, dtype=torch.bool), _x(6))),
-    Found(
+    Regression("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
+    Regression(
+        "small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)
+    ),
+    Regression("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),
+    Regression("hypot_of_booleans", torch.hypot, (_x(6, dtype=torch.bool), _x(6))),
+    Regression(
         "remainders_of_small_numbers", torch.fmod, (_x(34, 34, low=-1, high=1), _x(34, 1, low=1e-4, high=2e-4)), _INT
     ),
-    Found(
+    Regression(
         "one_element_beside_a_part",
         lambda x, y, z: (y * x[:1, :1, :2, :, 1:], x[:1, :1, 2:, :, 1:] - z),
         (_x(2, 1, 3, 1, 2, 1), _x(1, 1, 1, 1, 1, 1), _x(3, 1, 3, 1, 2, 1)),
         ("ETHOSU_U55_INT8",),
     ),
-    Found(
+    Regression(
         "labels_beside_a_write",
         lambda x, i, y: (aten.multilabel_margin_loss_forward(x, torch.where(i > 2, -1, i), 2)[0], y[:1].fill_(3.0)),
         (_x(6, low=0.1, high=3), Input((6,), 0, 6, torch.int64), _x(2, 3)),
         _FP,
     ),
-    Found("signs_of_no_quotient", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP),
-    Found(
+    Regression("signs_of_no_quotient", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP),
+    Regression(
         "places_without_gather",
         lambda x, i: (torch.gather(x, 1, i), x[:, i[0]], torch.gather(i * 70000, 1, i % 3), x[i[1] - 9]),
         (_x(9, 9), Input((2, 3), 0, 9, torch.int64)),
         (*_INT, "ETHOSU_U55_INT8", "ETHOSU_U65_INT8"),
     ),
-    Found("bias_of_another_type", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP),
-    Found(
+    Regression("bias_of_another_type", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP),
+    Regression(
         "jumps_behind_a_cell",
         lambda x, h, w: torch.fmod(aten.rnn_tanh_cell(x, h, w, w[:, :4], None, None), -0.25),
         (_x(30, 6, low=-1, high=1), _x(30, 4, low=-1, high=1), _x(4, 6, low=-0.5, high=0.5)),
         ("TOSA_INT8", "ETHOSU_U85_INT8"),
     ),
-    Found("low_frequencies", _low_frequencies, (_x(2, 4, 16),)),
-    Found(
+    Regression("low_frequencies", _low_frequencies, (_x(2, 4, 16),)),
+    Regression(
         "quantiles",
         lambda x: [
             torch.quantile(x, 0.3, 1, interpolation=way) for way in ("linear", "lower", "higher", "nearest", "midpoint")
         ],
         (_x(3, 8),),
     ),
-    Found("quantile_of_a_scalar", lambda x: torch.quantile(x, 0.3, 0, keepdim=True), (_x(),)),
-    Found(
+    Regression("quantile_of_a_scalar", lambda x: torch.quantile(x, 0.3, 0, keepdim=True), (_x(),)),
+    Regression(
         "squares_of_squares",
         lambda x: (lambda y: torch.einsum("bij,bkj->bik", y, y))(torch.einsum("bij,bkj->bik", x, x)),
         (_x(1, 7, 1),),
         ("ETHOSU_U55_INT8",),
     ),
-    Found(
+    Regression(
         "truth_divided",
         lambda m, x: aten.where.Scalar(m, 0.001, 0) / (x.abs() + 0.5),
         (_x(1, dtype=torch.bool), _x(10, 5, 4)),
         ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
     ),
-    Found("quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)),
-    Found(
+    Regression(
+        "quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)
+    ),
+    Regression(
         "ignored_infinities",
         lambda x, i: aten.nll_loss2d_forward(torch.where(x > 1, -math.inf, x), torch.where(i > 1, i, 0), None, 2, 0)[0],
         (_x(2, 6, 4, 3, low=-2, high=1.5), Input((2, 4, 3), 0, 3, torch.int64)),
         _FP,
     ),
-    Found("truth_in_order", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
-    Found(
+    Regression("truth_in_order", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
+    Regression(
         "labels_of_one",
         lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],
         (_x(13, low=0.1, high=3), Input((13,), -1, 13, torch.int64)),
         _FP,
     ),
-    Found("middle_of_nothing", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
-    Found("median_of_nothing", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
-    Found(
+    Regression("middle_of_nothing", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Regression("median_of_nothing", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Regression(
         "divided_by_a_scalar",
         lambda x, y: x / (y.abs() + 0.5),
         (_x(1, 8, 7), _x()),
         ("ETHOSU_U55_A16W8", "ETHOSU_U85_A16W8"),
     ),
-    Found(
+    Regression(
         "means_with_another_divisor",
         lambda x: aten.avg_pool2d(x, [4, 4], [3, 1], [1, 1], False, True, 3),
         (_x(1, 4, 4, low=-5000, high=5000),),
         ("TOSA_INT8", "ETHOSU_U55_INT8"),
     ),
-    Found(
+    Regression(
         "convolution_of_padding",
         lambda x, y: (aten.conv2d(x, torch.ones(3, 3, 1, 1), torch.ones(3), [3, 1], [2, 1], [1, 2], 1), y.exp()),
         (_x(3, 3, 1, 8), _x(4)),

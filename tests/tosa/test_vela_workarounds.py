@@ -50,8 +50,8 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
 
 
 @pytest.mark.parametrize("release", SUPPORTED_RELEASES)
-@pytest.mark.parametrize("row", vela_bugs.MISTAKES, ids=lambda row: row.name)
-def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Mistake, release: Release) -> None:
+@pytest.mark.parametrize("row", vela_bugs.REPRODUCERS, ids=lambda row: row.name)
+def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Reproducer, release: Release) -> None:
     for accelerator in row.accelerators:
         target, graph = family(accelerator, release), graphs.graph(row.body, *row.inputs)
         graph.remove_dead()
@@ -63,24 +63,24 @@ def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_bugs.Mistake, r
 
 
 @pytest.mark.parametrize("release", SUPPORTED_RELEASES)
-def test_every_mistake_has_a_graph(release: Release) -> None:
+def test_every_bug_has_a_reproducer(release: Release) -> None:
     found: set[str] = set()
-    for row in vela_bugs.MISTAKES:
+    for row in vela_bugs.REPRODUCERS:
         for accelerator in row.wrong_with(release):
             graph = graphs.graph(row.body, *row.inputs)
             graph.remove_dead()
-            found |= {mistake.name for mistake in find_vela_bugs(graph, family(accelerator, release))}
-    assert found == {mistake.name for mistake in WORKAROUNDS if release in mistake.releases}
+            found |= {bug.name for bug in find_vela_bugs(graph, family(accelerator, release))}
+    assert found == {bug.name for bug in WORKAROUNDS if release in bug.releases}
 
 
 def test_of_a_release_that_is_not_known_all_is_found() -> None:
-    for row in (row for row in vela_bugs.MISTAKES if row.name in ("activation", "rescaled_part")):
+    for row in (row for row in vela_bugs.REPRODUCERS if row.name in ("activation", "rescaled_part")):
         graph = graphs.graph(row.body, *row.inputs)
-        assert {mistake.name for mistake in find_vela_bugs(graph, replace(U55, vela=None))} == {row.name}
+        assert {bug.name for bug in find_vela_bugs(graph, replace(U55, vela=None))} == {row.name}
 
 
 def test_check_names_what_is_left() -> None:
-    row = next(row for row in vela_bugs.MISTAKES if row.name == "sliced_and_dilated")
+    row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     graph = graphs.graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
         assert_no_vela_bugs(graph, U55)
@@ -89,14 +89,14 @@ def test_check_names_what_is_left() -> None:
 def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
     without = tuple(step for step in pipeline.LAST_PASSES if step.run is not apply_vela_workarounds)
     monkeypatch.setattr(pipeline, "LAST_PASSES", without)
-    row = next(row for row in vela_bugs.MISTAKES if row.name == "sliced_and_dilated")
+    row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
         pipeline.run(graphs.graph(row.body, *row.inputs, target=U55), U55)
 
 
-def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:
+def test_two_bugs_at_one_operator_are_both_rewritten() -> None:
     """One copy is enough: it is of the image that is padded already."""
-    row = next(row for row in vela_bugs.MISTAKES if row.name == "sliced_and_dilated")
+    row = next(row for row in vela_bugs.REPRODUCERS if row.name == "sliced_and_dilated")
     graph = graphs.graph(row.body, *row.inputs)
     apply_vela_workarounds(graph, U55)
     assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
@@ -123,6 +123,6 @@ def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:
-    mistakes = [Workaround(name, ("MUL",), _always, _again) for name in known]
+    bugs = [Workaround(name, ("MUL",), _always, _again) for name in known]
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_names(mistakes, [Hardware(vela_bugs=named)])
+        check_names(bugs, [Hardware(vela_bugs=named)])

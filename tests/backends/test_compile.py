@@ -1,4 +1,4 @@
-"""The TOSA target stores the flatbuffer."""
+"""``compile_payload``: the backend of a compile spec; that of TOSA stores the flatbuffer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Single TOSA operators with random types, shapes and attributes around every limit of the specification.
+"""Random TOSA operators: single ones with types, shapes and attributes around every limit of the specification.
 
-What a record accepts, strict ``tosa-opt`` accepts and the reference model runs, with the integers that the record
-evaluates to; what a record refuses, one of the two refuses. ``python -m tests.tosa.drawn 20000`` draws that many.
+If the record accepts an operator, strict ``tosa-opt`` accepts it, and the reference model computes the integers that
+the record's evaluation does. If the record refuses it, one of the two refuses it too. ``python -m
+tests.tosa.random_operators 20000`` draws 20,000 operators.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A few hundred of the operators that ``python -m tests.tosa.drawn`` draws by the ten thousand."""
+"""Random TOSA operators: a few hundred of those of ``python -m tests.tosa.random_operators``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.legality import op_refusal
-from tests.tosa.drawn import disagreements, draw_operators
+from tests.tosa.random_operators import disagreements, draw_operators
 
 
 def test_records_agree_with_the_validator_and_the_reference_model() -> None:

@@ -1,0 +1,34 @@
+"""Regression programs of random graphs stay correct, or fail in the known way."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.fuzz import oracle
+from tests.fuzz.regressions import REGRESSIONS, Regression
+from tests.verify_only import is_thorough
+
+
+@pytest.mark.parametrize(
+    ("regression", "target"), [pytest.param(r, t, id=f"{r.name}-{t}") for r in REGRESSIONS for t in r.targets]
+)
+def test_regression(regression: Regression, target: str, pytestconfig: pytest.Config) -> None:
+    thorough = is_thorough(pytestconfig, f"{regression.name}-{target}")
+
+    def check() -> None:
+        oracle.check(regression.module(), regression.samples(), target, again=thorough, validated=thorough)
+
+    if target not in regression.fails:
+        check()
+        return
+    with pytest.raises(oracle.Failure) as failure:  # where this does not raise, the row's ``fails`` can go
+        check()
+    assert re.search(regression.fails[target], str(failure.value))
+
+
+def test_returned_constants_run() -> None:
+    """The copies of what was computed at export leave ExecuTorch's runtime too."""
+    regression = next(regression for regression in REGRESSIONS if regression.name == "returned_constants")
+    oracle.check_runtime(regression.module(), regression.samples(), "TOSA_FP")
