@@ -21,13 +21,13 @@ from tests.ops.runner import Lowered
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
-#: Bytes of fast scratch that Vela may use where a memory mode has any: the payload does not tell how many it does.
+#: Bytes of fast scratch that every program gets. The payload does not contain the size that it needs.
 _FAST_SCRATCH = 4 << 20
 
 
 @dataclass(frozen=True)
 class Payload:
-    """The parts of an Ethos-U payload that the driver is given."""
+    """The parts of an Ethos-U payload that a runtime passes to the driver."""
 
     commands: bytes
     weights: bytes
@@ -37,10 +37,10 @@ class Payload:
 
 
 def read_payload(data: bytes) -> Payload:
-    """Take a block stream apart."""
+    """Parse a block stream."""
     parts = read_parts(data)
-    told = parts.payload
-    return Payload(bytes(parts.commands), bytes(parts.weights), told.scratch_bytes, told.inputs, told.outputs)
+    layout = parts.payload
+    return Payload(bytes(parts.commands), bytes(parts.weights), layout.scratch_bytes, layout.inputs, layout.outputs)
 
 
 def build(directory: Path) -> Path:
@@ -50,13 +50,13 @@ def build(directory: Path) -> Path:
     return compile_cpp(directory / "libethosu_emulator.so", sources, flags, link=["-shared"])
 
 
-def _of_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
-    """As many bytes in the same place."""
+def _with_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
+    """The tensor with another size in bytes, at the same address."""
     return replace(tensor, shape=(nbytes,), element_size=1)
 
 
 class Emulator:
-    """A loaded library."""
+    """The emulator, loaded from a shared library."""
 
     def __init__(self, path: Path) -> None:
         self._library = declare_functions(ctypes.CDLL(str(path)))
@@ -70,28 +70,29 @@ class Emulator:
         *,
         fails: int | None = FINDINGS,
     ) -> list[Array]:
-        """Execute once, watched; ``figures`` are then those of this execution.
+        """Execute a program once with access checks, and store the figures of this execution in ``figures``.
 
         Args:
+            payload: the program.
+            inputs: arrays of any type; only their bytes count.
             outputs: element type and shape of each result.
-            fails: findings of the watch that are errors, as bits; None: it is not watched.
+            fails: findings of the access checker that are errors, as bits; None disables it.
 
         Raises:
-            StreamError: it does not load, or fails.
+            StreamError: the program does not load or fails.
         """
-        given = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
+        input_bytes = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
         results = [np.empty(shape, dtype) for dtype, shape in outputs]
-        taken, returned = (
-            [_of_size(tensor, array.nbytes) for tensor, array in zip(tensors, arrays, strict=True)]
-            for tensors, arrays in ((payload.inputs, given), (payload.outputs, results))
+        input_tensors, output_tensors = (
+            [_with_size(tensor, array.nbytes) for tensor, array in zip(tensors, arrays, strict=True)]
+            for tensors, arrays in ((payload.inputs, input_bytes), (payload.outputs, results))
         )
-        stream = Stream(
-            self._library, payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, taken, returned
-        )
+        parts = payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, input_tensors, output_tensors
+        stream = Stream(self._library, *parts)
         try:
             if fails is not None:
                 stream.enable_access_checks(fails)
-            written = stream.run(given)
+            written = stream.run(input_bytes)
         finally:
             self.figures = stream.figures()
             stream.close()
@@ -100,18 +101,18 @@ class Emulator:
             for data, result in zip(written, results, strict=True)
         ]
 
-    def gives_what_tosa_does(self, delegate: events.Delegate, payload: bytes) -> bool:
-        """Whether the program and the TOSA reference model compute the same of random numbers."""
+    def matches_reference_model(self, delegate: events.Delegate, payload: bytes) -> bool:
+        """Whether program and TOSA reference model give equal results for random inputs."""
         inputs = random_inputs(delegate, seed=0)
         expected = reference.run(delegate.tosa, inputs)
         results = self.run(read_payload(payload), inputs, [(array.dtype.name, array.shape) for array in expected])
         return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-def compiled(lowered: Lowered) -> list[tuple[events.Delegate, bytes]]:
-    """Delegates with their payloads."""
+def delegates_with_payloads(lowered: Lowered) -> list[tuple[events.Delegate, bytes]]:
+    """The delegates of a lowered program, each with its payload."""
     by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
-    return [(made, by_checksum[made.checksum]) for made in lowered.log.delegates]
+    return [(delegate, by_checksum[delegate.checksum]) for delegate in lowered.log.delegates]
 
 
 def payloads(program: ExportedProgram) -> Iterator[bytes]:
@@ -123,7 +124,7 @@ def payloads(program: ExportedProgram) -> Iterator[bytes]:
 
 
 def random_inputs(delegate: events.Delegate, seed: int) -> list[Array]:
-    """Every number of the element types, not only those that a calibrated input has; indices stay small."""
+    """Random inputs over the whole range of the element types, not only the calibrated one; int32 (indices): 0, 1."""
     generator = np.random.default_rng(seed)
     arrays = []
     for io in delegate.inputs:

@@ -1,4 +1,4 @@
-"""Command streams written by hand, one register after the other, for tests of what single values of these mean."""
+"""Hand-written command streams, register by register, for tests of the meaning of single register values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NPUS = {"ethos-u55-128": 0x00001807, "ethos-u65-256": 0x10003008, "ethos-u85-256
 CONV, POOL, ELEMENTWISE, DMA_START, DMA_WAIT = 2, 5, 6, 16, 17
 MAX, AVERAGE = 0, 1
 MUL, ADD, SUB, LRELU, SHR = 0, 1, 2, 5, 8
-#: OFM_PRECISION's bit for a scale of all channels; its rounding on U55 and U65.
+#: OFM_PRECISION: the bit for one scale of all channels; the position of the rounding mode on U55 and U65.
 GLOBAL_SCALE, ROUNDING_AT = 1 << 8, 14
-#: Numbers of registers. A base is followed by three more, strides are those of columns, rows and bricks.
+#: Register numbers. Three more follow a base. Strides are those of columns, rows and bricks.
 _IFM = {"base": 0, "strides": 4, "sizes": 266, "region": 271, "zero_point": 265, "precision": 261, "bytes_at": 2}
 _IFM2 = {"base": 128, "strides": 132, "sizes": 394, "region": 399, "zero_point": 393, "precision": 389, "bytes_at": 2}
 _OFM = {"base": 16, "strides": 20, "sizes": 282, "region": 287, "zero_point": 280, "precision": 276, "bytes_at": 1}
@@ -29,31 +29,31 @@ _IFM_DEPTH, _OFM_SHAPE, _OFM_BLOCK = 260, (274, 273, 275), (278, 277, 279)
 OFM_SCALE, IFM_SCALES, IFM2_BROADCAST, ACTIVATION, ACTIVATION_MIN, ACTIVATION_MAX = 36, (37, 38), 384, 293, 294, 295
 _KERNEL_WIDTH, _KERNEL_HEIGHT, _KERNEL_STRIDE, PAD_TOP, PAD_RIGHT = 288, 289, 290, 256, 258
 _DMA_REGIONS, _DMA_ADDRESSES, _DMA_LENGTH = (304, 305), (48, 49), 50
-#: Bits of a DMA's region that say: the memory for tables; where that begins on U55-128 in its own 24 KiB.
+#: The region bit of a DMA that selects the NPU's memory for tables; the address of that memory on U55-128 (24 KiB).
 TABLES, TABLE_ADDRESS = 1 << 8, 0x5800
 
 
 class Commands:
-    """A stream that grows."""
+    """Builder of a command stream."""
 
     def __init__(self, npu: str) -> None:
         self.npu, self._words = npu, list[int]()
 
     @property
     def is_u85(self) -> bool:
-        """Whether the NPU is an U85."""
+        """Whether the NPU is a U85."""
         return "u85" in self.npu
 
     def set(self, register: int, value: int) -> None:
-        """Give a register of 16 bits a value."""
+        """Set a 16-bit register."""
         self._words.append(register | (value & 0xFFFF) << 16)
 
     def set_word(self, register: int, value: int, parameter: int = 0) -> None:
-        """Give a register of 32 bits a value, and its parameter one."""
+        """Set a 32-bit register and its 16-bit parameter."""
         self._words += [0x4000 | register | parameter << 16, value & 0xFFFFFFFF]
 
     def set_scale(self, multiplier: int, shift: int) -> None:
-        """The scale of the output."""
+        """Set the output scale."""
         self.set_word(OFM_SCALE, multiplier, shift)
 
     def start(self, operation: int, parameter: int = 0) -> None:
@@ -61,7 +61,7 @@ class Commands:
         self._words.append(operation | parameter << 16)
 
     def copy(self, source: tuple[int, int], target: tuple[int, int], length: int, *, waits: bool = True) -> None:
-        """Start a DMA between regions with addresses, and wait for it if asked for."""
+        """Start a DMA from one (region, address) to another; if ``waits``, wait for its end."""
         for register, address_register, (region, address) in zip(
             _DMA_REGIONS, _DMA_ADDRESSES, (source, target), strict=True
         ):
@@ -73,17 +73,17 @@ class Commands:
             self.start(DMA_WAIT)
 
     def ifm(self, address: int, array: Array, zero_point: int = 0) -> None:
-        """The first operand: rows, columns, channels."""
+        """Set the first operand: an array of rows, columns, channels."""
         self.set(_IFM_DEPTH, array.shape[2] - 1)
         self._map(_IFM, address, array, zero_point)
 
     def ifm2(self, address: int, array: Array, zero_point: int = 0) -> None:
-        """The second operand; no dimension of it is broadcast."""
+        """Set the second operand, without broadcast."""
         self.set(IFM2_BROADCAST, 0)
         self._map(_IFM2, address, array, zero_point)
 
     def ofm(self, address: int, array: Array, zero_point: int = 0, flags: int = 0) -> None:
-        """The result, whose values are of no account; ``flags`` are more bits of its precision."""
+        """Set the result's shape and type; ``flags`` are further bits of its precision register. Values are ignored."""
         for registers in (_OFM_SHAPE, _OFM_BLOCK):
             for register, extent in zip(registers, array.shape, strict=True):
                 self.set(register, extent - 1)
@@ -98,7 +98,7 @@ class Commands:
         self.set(ACTIVATION_MAX, limits[1])
 
     def kernel(self, height: int, width: int, top: int = 0, right: int = 0) -> None:
-        """What a pool moves over, with padding above and at the right."""
+        """Set the size of a pool's window, with padding at the top and at the right."""
         for register, value in ((_KERNEL_HEIGHT, height - 1), (_KERNEL_WIDTH, width - 1), (_KERNEL_STRIDE, 0)):
             self.set(register, value)
         self.set(PAD_TOP, top)
@@ -119,7 +119,7 @@ class Commands:
 
     @property
     def stream(self) -> bytes:
-        """All of it, with a header and an end."""
+        """The whole stream, with header and end command."""
         words = [*self._words, 0xFFFF0000]
         tag = 2 | (len(words) >> 16) << 8 | (len(words) & 0xFFFF) << 16
         return b"COP1" + struct.pack(f"<{7 + len(words)}I", 0x00100001, NPUS[self.npu], 0, 5, 5, 5, tag, *words)
@@ -132,7 +132,7 @@ def execute(
     output: tuple[int, Array],
     weights: Array,
 ) -> Array:
-    """What is in scratch after a run: ``inputs`` and ``output`` are there, each with its address."""
+    """Execute a stream and return the output from scratch. Inputs and output are (address, array) in scratch."""
     scratch = max(address + array.nbytes for address, array in (*inputs, output))
     places = [EthosUTensor((1,), 1, address, SCRATCH) for address, _ in (*inputs, output)]
     payload = Payload(commands.stream, weights.tobytes(), scratch, tuple(places[:-1]), tuple(places[-1:]))
@@ -152,12 +152,12 @@ def elementwise(
     rounding: int = 0,
     activation: int | None = None,
 ) -> list[int]:
-    """What an elementwise operation makes of one or two operands in a row.
+    """Execute an elementwise operation on one or two operands of one row.
 
     Args:
-        scale: of the output; None: the bit for it is clear.
-        rounding: mode of U55 and U65.
-        activation: value of the register.
+        scale: multiplier and shift of the output; None clears the bit for a scale of all channels.
+        rounding: rounding mode of U55 and U65.
+        activation: value of the ACTIVATION register.
     """
     commands, arrays = Commands(npu), [operand.reshape(1, 1, -1) for operand in operands]
     places = [256 * index for index in range(len(arrays) + 1)]

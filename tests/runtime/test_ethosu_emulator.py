@@ -32,7 +32,7 @@ from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.runtime import rescale_graphs, vela_bug_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
-from tests.runtime.ethosu_emulator import Array, Emulator, compiled, read_payload
+from tests.runtime.ethosu_emulator import Array, Emulator, delegates_with_payloads, read_payload
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, NOT_EMITTED, PARTS, REPRODUCERS, Reproducer, part
 
 _MODELS = ("mobilenet_v3_small", "tiny_vit")
@@ -65,10 +65,10 @@ def test_models(model: str, profile: str, emulator: Emulator) -> None:
     entry = zoo.build(model, 2)
     captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=profile == "a16w8")
     for accelerator in ACCELERATORS:
-        delegates = compiled(runner.lower(captured, EthosUCompileSpec(accelerator)))
+        delegates = delegates_with_payloads(runner.lower(captured, EthosUCompileSpec(accelerator)))
         assert delegates, accelerator
         for made, payload in delegates:
-            assert emulator.gives_what_tosa_does(made, payload), accelerator
+            assert emulator.matches_reference_model(made, payload), accelerator
 
 
 def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
@@ -173,7 +173,7 @@ def convolution() -> bytes:
     """A payload with weights, scales and feature maps."""
     case = next(case for case in CASES if case.name == "conv2d")
     captured = runner.export(runner.quantized(case, wide=False), case.sample())
-    ((_, payload),) = compiled(runner.lower(captured, "u55"))
+    ((_, payload),) = delegates_with_payloads(runner.lower(captured, "u55"))
     return payload
 
 
