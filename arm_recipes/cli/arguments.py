@@ -42,89 +42,65 @@ def parse_steps(text: str) -> int | str:
     return text if text == "auto" else sys.maxsize if text == "all" else int(text)
 
 
-#: Flag and argparse keywords of recipe options. Without an entry, a bool is a switch and other options take text.
-FLAG_OVERRIDES: dict[str, tuple[str, dict[str, Any]]] = {
-    "macs": ("--macs", {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"}),
-    "system_config": (
-        "--system-config",
-        {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
-    ),
-    "memory_mode": (
-        "--memory-mode",
-        {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
-    ),
-    "config_ini": ("--config-ini", {"metavar": "FILE", "help": "use this Vela .ini file"}),
-    "optimise": ("--optimise", {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"}),
-    "sram_budget": (
-        "--sram-budget",
-        {"metavar": "BYTES", "help": "fail if the program needs more SRAM: bytes, or a text such as 512KiB"},
-    ),
-    "flash_budget": (
-        "--flash-budget",
-        {"metavar": "BYTES", "help": "fail if the program needs more flash: bytes, or a text such as 512KiB"},
-    ),
-    "direct_drive": (
-        "--direct-drive",
-        {"action": "store_true", "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself"},
-    ),
-    "mx": ("--mx", {"metavar": "FORMAT", "help": f"use this MX format: {', '.join(options.MX_FORMATS)}"}),
-    "observer": (
-        "--observer",
-        {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
-    ),
-    "quantized_io": (
-        "--quantized-io",
-        {
-            "action": "store_true",
-            "help": "take and return quantized integers, without quantize and dequantize at the boundary",
-        },
-    ),
-    "require_full_delegation": (
-        "--require-full-delegation",
-        {"action": "store_true", "help": "fail if an operator stays on the CPU"},
-    ),
-    "dump_dir": ("--dump-dir", {"metavar": "FOLDER", "help": "write intermediate artifacts to this folder"}),
-    "extra_flags": (
-        "--extra-flags",
-        {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},
-    ),
-    "extensions": (
-        "--extension",
-        {"action": "append", "metavar": "NAME", "help": "enable a TOSA extension; repeat for several"},
-    ),
-    "precisions": (
-        "--precision",
-        {
-            "action": _CollectPairs,
-            "metavar": "MODULE=NAME",
-            "help": "set the precision of a module, such as head=A16W8; repeat for several",
-        },
-    ),
-    "per_channel": (
-        "--per-tensor",
-        {"action": "store_false", "help": "use one scale per weight tensor instead of one per channel"},
-    ),
-    "search_alternatives": (
-        "--no-search-alternatives",
-        {"action": "store_false", "help": "use the default alternatives, without cost estimates by Vela"},
-    ),
-    "algorithms": (
-        "--algorithms",
-        {"nargs": "*", "metavar": "NAME", "help": "enable only these quantization algorithms; without names, none"},
-    ),
-    "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "require this output SQNR, in dB"}),
-    "steps_per_call": (
-        "--steps-per-call",
-        {
-            "type": parse_steps,
-            "metavar": "N",
-            "help": "steps of recurrent layers per delegate call: a number, auto or all; default: auto",
-        },
-    ),
-    "require_runnable": (
-        "--require-runnable",
-        {"action": "store_true", "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel"},
-    ),
+#: Flags of recipe options that are not named like the option.
+_FLAGS = {
+    "extensions": "--extension",
+    "per_channel": "--per-tensor",
+    "precisions": "--precision",
+    "search_alternatives": "--no-search-alternatives",
+}
+_BUDGET = "fail if the program needs more {}: bytes, or a text such as 512KiB"
+#: Argparse keywords of recipe options.
+_KEYWORDS: dict[str, dict[str, Any]] = {
+    "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
+    "system_config": {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
+    "memory_mode": {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
+    "config_ini": {"metavar": "FILE", "help": "use this Vela .ini file"},
+    "optimise": {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"},
+    "sram_budget": {"metavar": "BYTES", "help": _BUDGET.format("SRAM")},
+    "flash_budget": {"metavar": "BYTES", "help": _BUDGET.format("flash")},
+    "direct_drive": {
+        "action": "store_true",
+        "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself",
+    },
+    "mx": {"metavar": "FORMAT", "help": f"use this MX format: {', '.join(options.MX_FORMATS)}"},
+    "observer": {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
+    "quantized_io": {
+        "action": "store_true",
+        "help": "take and return quantized integers, without quantize and dequantize at the boundary",
+    },
+    "require_full_delegation": {"action": "store_true", "help": "fail if an operator stays on the CPU"},
+    "dump_dir": {"metavar": "FOLDER", "help": "write intermediate artifacts to this folder"},
+    "extra_flags": {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},
+    "extensions": {"action": "append", "metavar": "NAME", "help": "enable a TOSA extension; repeat for several"},
+    "precisions": {
+        "action": _CollectPairs,
+        "metavar": "MODULE=NAME",
+        "help": "set the precision of a module, such as head=A16W8; repeat for several",
+    },
+    "per_channel": {
+        "action": "store_false",
+        "help": "use one scale per weight tensor instead of one per channel",
+    },
+    "search_alternatives": {
+        "action": "store_false",
+        "help": "use the default alternatives, without cost estimates by Vela",
+    },
+    "algorithms": {
+        "nargs": "*",
+        "metavar": "NAME",
+        "help": "enable only these quantization algorithms; without names, none",
+    },
+    "min_sqnr": {"type": float, "metavar": "DB", "help": "require this output SQNR, in dB"},
+    "steps_per_call": {
+        "type": parse_steps,
+        "metavar": "N",
+        "help": "steps of recurrent layers per delegate call: a number, auto or all; default: auto",
+    },
+    "require_runnable": {
+        "action": "store_true",
+        "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel",
+    },
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
 
@@ -160,10 +136,13 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
             continue
         if option.name == "qat":  # a function, which the command line cannot express
             continue
-        switch = {"action": "store_true"} if isinstance(option.default, bool) else {}
-        flag, keywords = FLAG_OVERRIDES.get(option.name, ("--" + option.name.replace("_", "-"), switch))
-        help_keyword = {"help": option.expects} if not keywords else {}
-        parser.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **{**keywords, **help_keyword})
+        add_option(parser, option.name, default=argparse.SUPPRESS)
+
+
+def add_option(parser: argparse.ArgumentParser, name: str, **keywords: Any) -> None:
+    """Add the argument for an option of a recipe; ``keywords`` are for argparse."""
+    flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+    parser.add_argument(flag, dest=name, **_KEYWORDS[name], **keywords)
 
 
 def add_samples(parser: argparse.ArgumentParser, flag: str, purpose: str, *, required: bool = False) -> None:

@@ -10,13 +10,12 @@ from arm_recipes._internal.files import check_saved_program, check_writable
 from arm_recipes.cli import arguments
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.sweep.configurations import ALL, list_configurations
-from arm_recipes.recipe.options import GOALS
 
 if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-_RECIPE_FLAGS = ("extra_flags", "per_channel", "search_alternatives")
+_RECIPE_FLAGS = ("config_ini", "extra_flags", "per_channel", "search_alternatives")
 
 
 def add_command(commands: Commands) -> None:
@@ -40,11 +39,9 @@ def add_command(commands: Commands) -> None:
             f"--{name}", dest=dest, action="append", metavar="NAME", help=f"repeat for several; {default}"
         )
     parser.add_argument("--macs", type=int, action="append", help="MACs per cycle; repeat for several; default: all")
-    parser.add_argument("--config-ini", help="use this Vela .ini file")
     for name in _RECIPE_FLAGS:
-        flag, keywords = arguments.FLAG_OVERRIDES[name]
-        parser.add_argument(flag, dest=name, **keywords)
-    parser.add_argument("--optimise", default="auto", help="optimize for " + ", ".join(GOALS) + "; default: auto")
+        arguments.add_option(parser, name)
+    arguments.add_option(parser, "optimise", default="auto")
     parser.add_argument("--cache-dir", type=Path, help="keep finished configurations in this folder and resume from it")
     parser.add_argument("--html", type=Path, help="write a chart to this HTML file (needs Plotly)")
     arguments.add_json(parser)
@@ -59,7 +56,7 @@ def _sweep(args: argparse.Namespace) -> None:
     arguments.check_no_overwrite([args.model, args.samples], [html_path])
     systems = args.system_configs if args.system_configs != [ALL] else ALL
     varied = {"macs": args.macs, "system_config": systems, "memory_mode": args.memory_modes}
-    recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise", "config_ini")}
+    recipe_options = {name: getattr(args, name) for name in (*_RECIPE_FLAGS, "optimise")}
     list_configurations(
         args.recipes, varied, {"calibration_samples": None, **recipe_options}
     )  # check before PyTorch is imported

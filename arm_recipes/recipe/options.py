@@ -22,8 +22,8 @@ class Option:
         name: the keyword.
         group: recipes that take the option: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes),
             "tosa-fp", "ethos-u" or "ethos-u85".
-        expects: the accepted values in words, for error messages and the command line.
-        find_problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
+        expects: the accepted values in words, for error messages.
+        find_problem: describes the problem of a value (completes "got <value>: ..."); None for a valid value.
         default: value if the argument is omitted; None means the target's default.
     """
 

@@ -24,14 +24,14 @@ def allowed(recipe: str) -> tuple[str, ...]:
 
 
 def find_problem(value: Any) -> str | None:
-    """What is wrong with a value of ``precisions``, or None; see ``options.Option.find_problem``."""
+    """Describe the problem of a value of ``precisions``; None if it is valid. See ``options.Option.find_problem``."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
         return "not a dict"
     for module, name in value.items():
         if not isinstance(module, str):
-            return f"{module!r} is no name of a module"
+            return f"{module!r} is not the name of a module"
         if name not in NAMES:
             near = get_close_matches(str(name).upper(), NAMES, n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""

@@ -17,7 +17,7 @@ def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, 
         source: path of the JSON file, or the dict.
 
     Raises:
-        ValueError: ``source`` is not a saved recipe; the message says what is wrong.
+        ValueError: ``source`` is not a saved recipe; the message names the problem.
     """
     what, content = "the recipe", source
     if not isinstance(source, Mapping):
