@@ -12,6 +12,7 @@ from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.pipeline.reference_program import with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
+from arm_recipes.runtime.calls import reject_via
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata, insert_checksum
 
@@ -146,6 +147,7 @@ class Artifact:
             ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
+        reject_via(keywords)
         program = self._load_once()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())

@@ -61,7 +61,8 @@ class ArmRecipe(ExportRecipe):
         return make_recipe(f"VGF_{precision}", options)
 
     def __repr__(self) -> str:
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        """The call that builds the recipe; samples and functions, which have no short literal, are ``...``."""
+        options = "".join(f", {name}={_literal(name, value)}" for name, value in self.options.items())
         return f"ExportRecipe.get_recipe(ArmRecipeType.{self.type_name}{options})"
 
     def with_options(self, **changed: Any) -> ArmRecipe:
@@ -108,6 +109,12 @@ def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
 def build_recipe(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
     """Build an ``ArmRecipe``; ``parts`` are fields of ``ExportRecipe``."""
     return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **parts)
+
+
+def _literal(name: str, value: Any) -> str:
+    if name in NOT_SERIALIZABLE and value is not None:
+        return "..."
+    return repr(str(value) if isinstance(value, Path) else value)
 
 
 def _to_jsonable(value: Any) -> Any:

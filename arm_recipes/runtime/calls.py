@@ -10,6 +10,16 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
 
 
+def reject_via(named: Mapping[str, Any]) -> None:
+    """Suggest ``backend`` to a caller that uses its old name. ``via`` may be the name of an input.
+
+    Raises:
+        TypeError: ``named`` has ``via="tosa"``.
+    """
+    if isinstance(named.get("via"), str) and named["via"] == "tosa":
+        raise TypeError("run() has no argument 'via'; did you mean 'backend'?")
+
+
 def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
     """Bind positional and named arguments to the inputs of a method, in order.
 

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input
+from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_via
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.output_structure import unflatten_outputs
@@ -146,6 +146,7 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``.
         """
+        reject_via(named)
         if backend is not None:
             return self._reference_for(backend).execute(*tensors, method=method, pad=pad, **named)
         if method in self.sized:

@@ -258,12 +258,26 @@ def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[s
             "ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=['bf16'])",
         ),
         (ArmRecipe.vgf(per_channel=False), "ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, per_channel=False)"),
+        (
+            ArmRecipe.ethosu_u85(dump_dir=Path("dump"), sram_budget="512KiB"),
+            "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, dump_dir='dump', sram_budget='512KiB')",
+        ),
+        (
+            ArmRecipe.vgf(precisions={"head": "FP"}, algorithms={"gptq"}),
+            "ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, precisions={'head': 'FP'}, algorithms={'gptq'})",
+        ),
     ],
 )
 def test_a_recipes_repr_is_what_one_types(recipe: ArmRecipe, typed: str) -> None:
     assert repr(recipe) == typed
     again = eval(typed, {"ExportRecipe": ExportRecipe, "ArmRecipeType": ArmRecipeType})
     assert again.to_dict() == recipe.to_dict()
+
+
+def test_a_repr_leaves_samples_and_functions_out() -> None:
+    recipe = ArmRecipe.tosa(calibration_samples=[(torch.ones(1000),)], qat=lambda model: model)
+    assert repr(recipe) == "ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=..., qat=...)"
+    assert repr(ArmRecipe.tosa(qat=None)) == "ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, qat=None)"
 
 
 def test_typed_constructors_check_as_get_recipe_does() -> None:

@@ -317,6 +317,9 @@ def test_via_tosa() -> None:
     assert torch.equal(program.execute(x, backend="tosa")[0], program.execute(x)[0])
     with pytest.raises(ValueError, match="backend='npu': unknown backend; give backend='tosa'"):
         program.execute(x, backend="npu")  # type: ignore[arg-type]
+    for run in (program.run, program.execute, small(INT8).run):
+        with pytest.raises(TypeError, match=r"run\(\) has no argument 'via'; did you mean 'backend'\?"):
+            run(x, via="tosa")
     program = load(small(VGF_INT8).buffer)
     assert not program.has_reference
     with pytest.raises(
