@@ -29,18 +29,19 @@ MODULE_LINES = 400
 NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
-LINES_PER_OPERATOR = 32
+LINES_PER_OPERATOR = 33
 """Most lines of these for each ATen overload that has a record, a rule for complex numbers, or a graph inside.
 
-Today's average is 30.2. A gate at its limit would reward golf, so it leaves 5% of air."""
+Today's average is 31.3: 30.2 before modules of more than 400 lines were split, which repeats import headers. A gate at
+its limit would reward golf, so it leaves 5% of air."""
 
 LINES_PER_ALTERNATIVE = 105
 """Most lines of ``alternatives`` for each of them, cost model and choice included; today 96.
 
 They are counted apart: an alternative is there for what it saves, whatever the number of operators; none is needed."""
 
-LINES_PER_WORKAROUND = 42
-"""Most lines of the workarounds for each of Vela's bugs that they avoid; today 41.
+LINES_PER_WORKAROUND = 43
+"""Most lines of the workarounds for each of Vela's bugs that they avoid; today 41.2.
 
 They are counted apart: their number grows with Vela's bugs, not with the operators."""
 

@@ -22,7 +22,7 @@ ELSEWHERE = {
         "pixel_shuffle pixels_as_channels split_axes strided_slices transpose_split transposed_convolution",
     },
     "arm_backend_core.aten": {
-        "ops/test_ops.py": "batch_norm constants fourier functionalize high_rank int_to_float memory_format normalize",
+        "ops/test_ops.py": "batch_norm constants fourier functionalize int_to_float memory_format normalize",
         "ops/test_composites.py": "decompose decomposition_rules",
         "quantization/test_mask_fill.py": "mask_constants",
         "pipeline/test_state.py": "state",
