@@ -5,11 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 #: A heading and its rows; a row is a tuple of cells.
 Section = tuple[str, list[tuple[str, ...]]]

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from executorch.export import StageType
-
-if TYPE_CHECKING:
-    pass
 
 
 class Progress:
