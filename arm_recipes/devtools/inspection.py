@@ -52,8 +52,12 @@ class Method:
 
     def __init__(self, result: Artifact, name: str) -> None:
         reports = {method.name: method for method in result.report.methods}
-        if name not in reports or name not in result.exported_programs:
+        if name not in reports:
             raise ValueError(f"no method '{name}'; the program has: {', '.join(reports)}")
+        if name not in result.exported_programs:
+            raise ValueError(
+                f"the developer tools need the captured program of '{name}', and the stages of this recipe record none"
+            )
         self._result, self._name = result, name
         self._report: MethodReport = reports[name]
         self._program: ExportedProgram = with_debug_handles(result.exported_programs[name])
@@ -182,17 +186,19 @@ def _bundled_samples(result: Artifact, bundled: Any) -> dict[str, list[list[torc
     by_method: Mapping[str, Any] = bundled if isinstance(bundled, Mapping) else {result.main_method: bundled}
     unknown = [name for name in by_method if name not in names]
     if unknown:
-        raise ValueError(f"bundled: the program has no method {unknown[0]!r}; it has: {', '.join(names)}")
+        raise ValueError(f"bundled_samples: the program has no method {unknown[0]!r}; it has: {', '.join(names)}")
     converted = {}
     for name, samples in by_method.items():
         if not isinstance(samples, Iterable) and not callable(samples):
             raise ValueError(
-                f"bundled: give a list of samples, [(x,)], or a dict of such lists by method; got {samples!r}"
+                f"bundled_samples: give a list of samples, [(x,)], or a dict of such lists by method; got {samples!r}"
             )
         listed = sample_list(name, samples)
         if not listed:
-            raise ValueError(f"bundled: there are no samples of '{name}': give a list of input tuples, [(x,)]")
-        inputs = [as_inputs(sample, f"bundled[{index}]", f" of '{name}'") for index, sample in enumerate(listed)]
+            raise ValueError(f"bundled_samples: there are no samples of '{name}': give a list of input tuples, [(x,)]")
+        inputs = [
+            as_inputs(sample, f"bundled_samples[{index}]", f" of '{name}'") for index, sample in enumerate(listed)
+        ]
         converted[name] = [_tensors(result, name, sample) for sample in inputs]
     return converted
 
@@ -208,7 +214,7 @@ def _translate_bundling_errors() -> Iterator[None]:
         yield
     except AssertionError as error:
         raise ValueError(
-            f"bundled: ExecuTorch's bundled programs cannot hold these samples: {str(error).strip()}"
+            f"bundled_samples: ExecuTorch's bundled programs cannot hold these samples: {str(error).strip()}"
         ) from error
 
 

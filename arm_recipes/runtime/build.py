@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,6 +40,8 @@ _FIRMWARE_UNITS = (
     "kernels/cortex_m_kernels.cpp",
     "kernels/cortex_m_kernels_registered.cpp",
 )
+#: The compilers that are looked for if the environment variable ``CXX`` is not set.
+_COMPILERS = ("g++", "clang++", "c++")
 #: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding of a quantize kernel is one instruction.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
 #: The headers of ExecuTorch's wheel need the generated macros of their own copy of c10.
@@ -46,7 +49,7 @@ _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
 
 def build_plugin() -> Path:
-    """Compile the plugin, or take it from the cache if that has it for this ExecuTorch; return the library's path.
+    """Compile the plugin, or take it from the cache if that has it for this ExecuTorch and compiler; return its path.
 
     The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
     clang++ or c++.
@@ -58,7 +61,7 @@ def build_plugin() -> Path:
     link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
     target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
     if not target.exists():
-        _compile(executorch, target, plugin_sources(), link)
+        _compile("the plugin for ExecuTorch's runtime", executorch, target, plugin_sources(), link)
     return target
 
 
@@ -78,7 +81,8 @@ def build_firmware_runner() -> Path:
     link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
     target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
     if not target.exists():
-        _compile(executorch, target, [SOURCES / unit for unit in _FIRMWARE_UNITS], link)
+        sources = [SOURCES / unit for unit in _FIRMWARE_UNITS]
+        _compile("the program that tests firmware", executorch, target, sources, link)
     return target
 
 
@@ -94,42 +98,50 @@ def _executorch_folder() -> Path:
 
 
 def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
-    """Hash of ExecuTorch, flags and sources. The compiler is not part of it: any that is found may build the binary."""
+    """Hash of ExecuTorch, flags, sources and ``CXX``.
+
+    Without ``CXX``, any compiler may have built the binary, and none is needed to use it.
+    """
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
-    digest.update(repr((_FLAGS, _DEFINES, *link)).encode())
+    digest.update(repr((_FLAGS, _DEFINES, *link, _compiler_variable())).encode())
     for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _find_compiler() -> list[str]:
-    """Command line of the compiler. ``CXX`` may contain a launcher and flags, as in ``ccache g++``."""
-    variable = os.environ.get("CXX", "")
+def _compiler_variable() -> str:
+    """``CXX``, which may contain a launcher and flags, as in ``ccache g++``; empty if it is not set."""
+    return os.environ.get("CXX", "")
+
+
+def _find_compiler(what: str) -> list[str]:
+    """Command line of the compiler."""
+    variable = _compiler_variable()
     try:
         command_line = shlex.split(variable)
     except ValueError as error:
         raise RuntimeUnavailable(f"CXX={variable} cannot be read as a command: {error}") from error
-    for command in [command_line] if command_line else [["g++"], ["clang++"], ["c++"]]:
+    for command in [command_line] if command_line else [[name] for name in _COMPILERS]:
         path = shutil.which(command[0])
         if path:
             return [path, *command[1:]]
-    problem = f"CXX='{variable}' does not exist" if command_line else "none was found"
+    not_found = f"CXX='{variable}' does not exist" if command_line else f"none of {', '.join(_COMPILERS)} is on PATH"
     raise RuntimeUnavailable(
-        "Running programs on this machine needs a C++17 compiler, to build a small plugin for ExecuTorch's runtime "
-        f"once, and {problem}. Install one (Debian: apt-get install g++), or set CXX. Exporting does not need it."
+        f"Running programs on this machine needs a C++17 compiler, which builds {what} once, and {not_found}. "
+        "Install one (Debian: apt-get install g++), or set CXX. Exporting does not need it."
     )
 
 
-def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
+def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
     include = executorch / "include"
     includes = [
         *("-I", str(SOURCES), "-isystem", str(SOURCES / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
-    command = [*_find_compiler(), *_FLAGS]
+    command = [*_find_compiler(what), *_FLAGS]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Build under a temporary name and rename: another process may build or load the same file.
@@ -142,18 +154,22 @@ def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequ
             ]
             # A user is waiting, so use all processors.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(_run, commands))
-            _run([*command, *objects, *link, "-o", str(binary)])
+                list(pool.map(partial(_run, what), commands))
+            _run(what, [*command, *objects, *link, "-o", str(binary)])
             os.replace(binary, target)
     except OSError as error:
         raise RuntimeUnavailable(
-            f"The plugin for ExecuTorch's runtime cannot be built in '{target.parent}': {error.strerror or error}. "
+            f"Building {what}: cannot write to the cache '{target.parent}': {error.strerror or error}. "
             "Set XDG_CACHE_HOME to a writable folder."
         ) from error
 
 
-def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(what: str, command: Sequence[str]) -> None:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise RuntimeUnavailable(
+            f"Building {what}: the compiler '{command[0]}' cannot be started: {error.strerror}. Set CXX to another one."
+        ) from error
     if result.returncode != 0:
-        output = f"{' '.join(command)}\n{result.stderr.strip()}"
-        raise RuntimeUnavailable(f"Compiling the plugin for ExecuTorch's runtime failed:\n{output}")
+        raise RuntimeUnavailable(f"Compiling {what} failed:\n{' '.join(command)}\n{result.stderr.strip()}")

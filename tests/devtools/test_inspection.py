@@ -261,6 +261,9 @@ def test_another_method() -> None:
     assert "linear_1" in set(itertools.chain.from_iterable(gaps["aot_ops"]))
     with pytest.raises(ValueError, match="no method 'forward'; the program has: encode, decode"):
         result.inspector(*vectors()[0], method="forward")
+    del result.exported_programs["decode"]  # as after a recipe whose stages capture nothing
+    with pytest.raises(ValueError, match="the developer tools need the captured program of 'decode'"):
+        result.inspector(*vectors()[0], method="decode")
 
 
 # Files.
@@ -316,11 +319,11 @@ def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bundled", "message"),
     [
-        (3, "bundled: give a list of samples"),
-        ([], "bundled: there are no samples of 'forward'"),
+        (3, "bundled_samples: give a list of samples"),
+        ([], "bundled_samples: there are no samples of 'forward'"),
         ([(torch.ones(2),)], r"input 0 \('x'\) must be float32\[1, 3, 8, 8\]"),
         ([("text",)], "of type str, not a tensor"),
-        ({"encode": SAMPLES}, "bundled: the program has no method 'encode'; it has: forward"),
+        ({"encode": SAMPLES}, "bundled_samples: the program has no method 'encode'; it has: forward"),
     ],
 )
 def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Path) -> None:

@@ -101,7 +101,8 @@ def test_no_compiler(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable) as caught:
         _run_in_child(_without_compiler(tmp_path))
     assert re.search(
-        r"needs a C\+\+17 compiler, .* and none was found\. Install one \(Debian: apt-get install g\+\+\), "
+        r"needs a C\+\+17 compiler, which builds the plugin for ExecuTorch's runtime once, "
+        r"and none of g\+\+, clang\+\+, c\+\+ is on PATH\. Install one \(Debian: apt-get install g\+\+\), "
         r"or set CXX\. "
         "Exporting does not need it",
         str(caught.value),
@@ -121,7 +122,6 @@ def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("CXX", f"'{launcher}' g++ -O0")
     assert build.build_plugin().read_text().startswith("g++ -O0 -std=c++17 ")
     monkeypatch.setenv("CXX", "'")
-    monkeypatch.setattr(build, "_cache_key", lambda _: "another")
     with pytest.raises(RuntimeUnavailable, match="CXX=' cannot be read as a command: No closing quotation"):
         build.build_plugin()
 
@@ -152,22 +152,22 @@ def test_a_compiler_that_makes_something_else(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder should be")
-    with pytest.raises(
-        RuntimeUnavailable,
-        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder",
-    ):
+    message = (
+        rf"cannot write to the cache '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a writable folder"
+    )
+    with pytest.raises(RuntimeUnavailable, match=message):
         _run_in_child({"XDG_CACHE_HOME": str(tmp_path)})
 
 
 def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
-    """Two processes at once, then one whose compiler does not work."""
+    """Two processes at once, then one that has no compiler."""
     cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
     (x,) = images(1)[0]
     program = small(TOSA).buffer
     expected = load(program).execute(x)[0].numpy()
     both = [start(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
     answers = [answer() for answer in both]
-    answers.append(in_child(host_children.build_and_run, program, x, environment={**cache, "CXX": "/bin/false"}))
+    answers.append(in_child(host_children.build_and_run, program, x, environment=_without_compiler(tmp_path) | cache))
     for path, (output,) in answers:
         assert Path(path).parent == tmp_path / "arm-recipes"
         assert np.array_equal(output, expected)
@@ -183,6 +183,34 @@ def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with (tmp_path / "cpp/host/plugin.h").open("a") as file:
         file.write("\n")
     assert build._cache_key(build._executorch_folder()) != before
+
+
+def test_another_compiler_builds_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for function in (build.build_plugin, build.build_firmware_runner):
+        binaries = []
+        for variable in (f"{compiler} first", f"{compiler} second", f"{compiler} first"):
+            monkeypatch.setenv("CXX", variable)
+            binaries.append(function())
+            assert binaries[-1].read_text().startswith(variable.split()[1])
+        assert binaries[0] == binaries[2] != binaries[1]
+
+
+def test_a_compiler_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\0")
+    broken.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(RuntimeUnavailable, match=f"the compiler '{broken}' cannot be started: Exec format error"):
+        build.build_plugin()
+    plugin_path = tmp_path / "plugin.so"
+    monkeypatch.setattr(build, "build_plugin", lambda: plugin_path)
+    with pytest.raises(RuntimeUnavailable, match="Building the program that tests firmware: the compiler"):
+        build.build_firmware_runner()
 
 
 def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
@@ -322,7 +350,7 @@ def test_the_interpreter_ends_well_with_programs_alive(tmp_path: Path) -> None:
         from arm_recipes import load
         x = torch.ones(1, 3, 8, 8)
         programs = [load(path) for path in sorted(Path({str(tmp_path)!r}).iterdir()) * 2]
-        results = [program.run(x)[0] for program in programs]
+        results = [program.execute(x)[0] for program in programs]
         for program in programs[:2]:
             program.itself = program             # only the garbage collector can drop it
         sys.modules["kept"] = programs[2:]       # dropped late
