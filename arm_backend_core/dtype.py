@@ -36,8 +36,8 @@ class DType(Enum):
 
     @property
     def bytes(self) -> int:
-        """Size of an element as TOSA counts it."""
-        return {DType.INT48: 6, DType.BF16: 2, **dict.fromkeys(_EIGHT_BITS, 1)}.get(self, self.numpy.itemsize)
+        """Bytes of an element in TOSA: 6 for INT48, which numpy holds in 8, and 1 for types of fewer than 8 bits."""
+        return {DType.INT48: 6, DType.BF16: 2, **dict.fromkeys(_ONE_BYTE_FLOATS, 1)}.get(self, self.numpy.itemsize)
 
     @property
     def is_float(self) -> bool:
@@ -46,7 +46,7 @@ class DType(Enum):
 
     @property
     def is_fp8(self) -> bool:
-        """Whether the type is FP8 for tensors; TOSA only moves, multiplies and pools such values."""
+        """Whether the type is E4M3 or E5M2; TOSA only moves, multiplies and pools them. FP8UE8M0 is a block scale."""
         return self in (DType.FP8E4M3, DType.FP8E5M2)
 
     @property
@@ -56,7 +56,7 @@ class DType(Enum):
 
     @property
     def range(self) -> tuple[int, int]:
-        """Smallest and largest integer. Raises KeyError for floating point."""
+        """Smallest and largest integer. Raises KeyError for floating point, BOOL and INT4."""
         bits = _BITS[self]
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
@@ -65,7 +65,7 @@ _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32:
 _LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0, DType.FP6E2M3: 7.5, DType.FP6E3M2: 28.0}
 _LARGEST |= {DType.FP4E2M1: 6.0, DType.FP8UE8M0: 2.0**127}
 #: Floating-point types of at most 8 bits; numpy has none of them, and an element counts one byte.
-_EIGHT_BITS = [DType(name) for name in ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1", "fp8ue8m0")]
+_ONE_BYTE_FLOATS = [DType(name) for name in ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1", "fp8ue8m0")]
 _STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 

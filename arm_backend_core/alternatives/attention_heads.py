@@ -30,9 +30,9 @@ def compute_heads(op: Op, rewriter: Rewriter) -> list[Value] | None:
     parts = []
     for head in range(heads):
         spans = [*((0, n) for n in conv.output.shape[:-1]), (head * size, size)]
-        total = slice_convolution(conv, spans[-1], rewriter)
+        accumulator = slice_convolution(conv, spans[-1], rewriter)
         attrs = slice_attributes(rescale, spans)
-        part = b.emit("RESCALE", (total,), rescale.output.dtype, **attrs)
+        part = b.emit("RESCALE", (accumulator,), rescale.output.dtype, **attrs)
         parts.append(b.reshape(part, (1, 1, rows, size)))
     return parts
 
@@ -59,8 +59,8 @@ def _match_separate(op: Op, rewriter: Rewriter) -> Region | None:
     return Region((*projection, *readers), ((op,),))
 
 
-def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
-    """Fold the TRANSPOSE of [1, heads, T, D] into the 1x1 convolution on [1, T, heads * D]: its window spans the heads.
+def merge_heads(op: Op, rewriter: Rewriter) -> Value | None:
+    """Merge heads by the output projection: a (heads x 1) kernel on [1, heads, T, D] replaces TRANSPOSE and 1x1 kernel.
 
     Bit-equal: the sum over channels becomes a sum over heads and channels of the same products.
     """
@@ -81,9 +81,9 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 SEPARATE = Alternative("attention heads computed separately", ("TRANSPOSE",), separate_heads, _match_separate)
-JOIN = Alternative(
+MERGE = Alternative(
     "attention heads merged by a convolution",
     ("CONV2D",),
-    join_heads,
+    merge_heads,
     lambda op, rewriter: Region(collect_neighbors(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
 )

@@ -37,7 +37,7 @@ ALTERNATIVES = (
         dilation.DILATION,
     ),
     *(
-        attention_heads.JOIN,
+        attention_heads.MERGE,
         attention_heads.SEPARATE,
         attention_matmul.PER_HEAD,
         attention_matmul.TRANSPOSED,

@@ -1,7 +1,7 @@
-"""Weight caching in SRAM (U55, U65): copy weights that several layers read from flash to SRAM once.
+"""Weight caching in SRAM (U55, U65): weights that several layers read are copied once from flash to SRAM.
 
-Vela lets every layer read the flash again. It shares a copy only between adjacent layers, and the steps of a recurrent
-layer have arithmetic between their matrix products.
+In Vela's programs every layer reads its weights from flash; only adjacent layers share a copy in SRAM. The matrix
+products of an unrolled recurrent layer are not adjacent, as each time step has arithmetic between them.
 """
 
 from collections import defaultdict
@@ -18,26 +18,31 @@ from arm_backend_core.backends.ethosu_commands import (
 )
 from arm_backend_core.workers.vela import Configuration
 
-_CONVOLUTIONS, _REGIONS = (2, 3), (296, 297)  # weights, scales
-_BASES = (0x420, 0x490, 0x422, 0x492)  # weights, then scales, of up to two cores; each length register follows its base
+#: NPU_OP_CONV and NPU_OP_DEPTHWISE.
+_CONVOLUTIONS = (2, 3)
+#: Registers of the region of weights and of scales.
+_REGION_REGISTERS = (296, 297)
+#: Registers of the base of weights, then of scales, of up to two cores. The length register of each follows its base.
+_BASE_REGISTERS = (0x420, 0x490, 0x422, 0x492)
 _DEFAULT_COPY_BYTES = 256 << 10  # SRAM budget of copies if the configuration has no limit
 #: Usage of a weight copy in Vela's tensor table.
 WEIGHT_COPY_USAGE = "Kept"
+#: (first byte, one past the last byte) in the weight region.
 _Span = tuple[int, int]
 
 
 def cache_weights_in_sram(answer: dict[str, Any], configuration: Configuration) -> None:
-    """Edit Vela's answer: append weight copies to the scratch, if a copy saves more cycles than it takes bytes.
+    """Edit Vela's answer: append weight copies to the scratch, each if the cycles that it saves exceed its bytes.
 
-    Does nothing with ``--optimise=Size``. The first layer keeps Vela's estimate; the estimates of the others replace
-    the flash accesses by SRAM accesses.
+    Does nothing with ``--optimise=Size``. The first layer keeps Vela's estimate, which covers the copy from flash; the
+    estimates of the others replace the flash accesses by SRAM accesses.
     """
-    stream, memories, constants = answer["command_stream"], answer["memories"], answer["weight_region"]
+    stream, memories, weight_region = answer["command_stream"], answer["memories"], answer["weight_region"]
     is_supported = stream[:4] == b"COP1" and stream[11] >> 4 < 2 and not configuration.arena_on_second_port
     if not is_supported or configuration.const_memory not in memories or "optimize=Size" in configuration.options:
         return
     (size, region), layers = answer["scratch"], {int(row[0]) // 4: row for row in answer["tables"]["queue"][1]}
-    reads, readers = dict(_weight_reads(stream, constants)), defaultdict[_Span, dict[str, None]](dict)
+    reads, readers = dict(_weight_reads(stream, weight_region)), defaultdict[_Span, dict[str, None]](dict)
     for at, span in reads.items():
         readers[span][layers[at][-1]] = None
     is_limited = configuration.arena_cache_size < configuration.address_space
@@ -45,8 +50,10 @@ def cache_weights_in_sram(answer: dict[str, Any], configuration: Configuration) 
     copies, end, words = dict[_Span, int](), -(-size // 16) * 16, list[int]()
     for span, users in readers.items():
         length = span[1] - span[0]
-        if end - size + length <= budget and _apply_savings(answer, configuration.const_memory, [*users][1:], length):
-            for number, value in zip(DMA, (constants << 32, region << 32, span[0], end, length), strict=True):
+        if end - size + length <= budget and _update_tables_if_profitable(
+            answer, configuration.const_memory, [*users][1:], length
+        ):
+            for number, value in zip(DMA, (weight_region << 32, region << 32, span[0], end, length), strict=True):
                 words += encode_command(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
@@ -70,8 +77,8 @@ def _add_tensor_row(answer: dict[str, Any], layer: str, address: int, length: in
     rows.append([str(values.get(column, "")) for column in header])
 
 
-def _apply_savings(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
-    """Whether reading ``length`` bytes from SRAM saves ``layers`` more cycles than bytes; if so, update the tables."""
+def _update_tables_if_profitable(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:
+    """Move the reads of ``layers`` to SRAM in the tables if that saves more than ``length`` cycles; whether it does."""
     header, rows = answer["tables"]["perf"]
     uses = [answer["memories"][name] for name in (flash, "Sram")]
     flash_cycles, sram_cycles = (round(length * use["cycles"] / max(use["read"] + use["written"], 1)) for use in uses)
@@ -79,10 +86,10 @@ def _apply_savings(answer: dict[str, Any], flash: str, layers: list[str], length
     changed, saved = list[tuple[list[str], tuple[int, ...]]](), 0
     for row in rows:
         if row[0] in layers:
-            slow, fast, total, npu = (int(row[column]) for column in columns)
-            slow, fast = max(slow - flash_cycles, 0), fast + sram_cycles
-            changed.append((row, (slow, fast, max(slow, fast, npu))))
-            saved += total - max(slow, fast, npu)
+            flash_access, sram_access, total, npu = (int(row[column]) for column in columns)
+            flash_access, sram_access = max(flash_access - flash_cycles, 0), sram_access + sram_cycles
+            changed.append((row, (flash_access, sram_access, max(flash_access, sram_access, npu))))
+            saved += total - max(flash_access, sram_access, npu)
     if saved > length:
         answer["report"]["totalCycles"] -= saved
         for row, numbers in changed:
@@ -91,7 +98,9 @@ def _apply_savings(answer: dict[str, Any], flash: str, layers: list[str], length
     return saved > length
 
 
-def _append_commands(stream: bytes, copy_of: Mapping[int, _Span], region: int, words: list[int]) -> dict[int, int]:
+def _append_commands(
+    stream: bytes, copy_of: Mapping[int, tuple[int, int]], region: int, words: list[int]
+) -> dict[int, int]:
     """Append the stream's commands to ``words``; weight and scale registers are set right before each convolution.
 
     Args:
@@ -103,9 +112,10 @@ def _append_commands(stream: bytes, copy_of: Mapping[int, _Span], region: int, w
     Returns:
         {word index in Vela's stream: word index in the new stream}.
     """
-    registers, emitted, new_positions, waits = dict[int, int](), dict[int, int](), dict[int, int](), [DMA_WAIT]
+    registers, emitted, new_positions = dict[int, int](), dict[int, int](), dict[int, int]()
+    waits = [DMA_WAIT]  # one wait, before the first convolution that reads a copy, covers all copies
     for at, number, value in decode_commands(stream):
-        if number in (*_REGIONS, *_BASES):
+        if number in (*_REGION_REGISTERS, *_BASE_REGISTERS):
             registers[number] = value
             continue
         if number in _CONVOLUTIONS:
@@ -113,7 +123,7 @@ def _append_commands(stream: bytes, copy_of: Mapping[int, _Span], region: int, w
             for register, value_in_vela in registers.items():
                 new = (
                     value_in_vela - start + copy
-                    if register in _BASES
+                    if register in _BASE_REGISTERS
                     else region << 32
                     if at in copy_of
                     else value_in_vela
@@ -132,6 +142,10 @@ def _weight_reads(stream: bytes, region: int) -> Iterator[tuple[int, _Span]]:
     registers = defaultdict[int, int](int)
     for position, number, value in decode_commands(stream):
         registers[number] = value
-        if number in _CONVOLUTIONS and all(registers[space] == region << 32 for space in _REGIONS):
-            spans = [(registers[base], registers[base] + registers[base + 1]) for base in _BASES if registers[base + 1]]
+        if number in _CONVOLUTIONS and all(registers[space] == region << 32 for space in _REGION_REGISTERS):
+            spans = [
+                (registers[base], registers[base] + registers[base + 1])
+                for base in _BASE_REGISTERS
+                if registers[base + 1]
+            ]
             yield position, (min(spans)[0], max(stop for _, stop in spans))

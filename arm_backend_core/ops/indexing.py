@@ -18,14 +18,16 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Limits of rows, and of rows times elements, for a product with one-hot rows on targets without GATHER. Vela's
-#: estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles (1,641,804 as MATMUL). Above twice that size the CPU
-#: copies the rows: 32 of 1000 rows of 128 in tiny BERT would cost 442,616 cycles, a third of the model.
-_FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
-_FEW_BYTES = 1 << 16  #: limit of the size of the products for computed rows, as int32 products are stored in memory
+#: Limits of a gather by one-hot convolution (constant table, target without GATHER): rows of the table, and
+#: multiplications (indices times elements of the table). Vela's estimate on U55-128 for 16 of 1000 rows of 64, about
+#: half the second limit, is 88,748 cycles (1,641,804 as MATMUL). Beyond the limits the CPU gathers: 32 of 1000 rows of
+#: 128 in tiny BERT would cost 442,616 cycles, a third of the model.
+_MAX_ONE_HOT_ROWS, _MAX_ONE_HOT_PRODUCTS = 1024, 1 << 21
+#: Limit in bytes of the one-hot products for other tables, such as computed ones: int32 products are stored in memory.
+_MAX_ONE_HOT_BYTES = 1 << 16
 _ONE_HOT_ZERO_POINT = -128  #: int8 that represents 0 in a one-hot matrix, so that all smaller numbers saturate to it
-_MAX_ROWS = 64  #: each row is sliced, indexed and concatenated again
-_FEW_SLICES = 8  #: up to so many runs, slices are assumed to be cheaper than a GATHER
+_MAX_UNROLLED_ROWS = 64  #: rows with indices of their own: each is sliced, indexed and concatenated again
+_MAX_CHEAP_SLICES = 8  #: up to this many runs, slices are assumed to be cheaper than a GATHER
 _MAX_SLICES = 1024  #: RAFT samples 12,544 single elements: the CPU is faster, and Vela takes minutes
 
 
@@ -37,33 +39,34 @@ def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> 
     if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # repeat each element
         return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
     starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
-    if len(starts) - 1 > _FEW_SLICES:
+    if len(starts) - 1 > _MAX_CHEAP_SLICES:
         even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
         if list(indices) == list(even):
             return strided_slice(b, x, axis, even)
-        values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
-        if b.refusal("GATHER", (values, picked), x.dtype) is None:
-            return b.reshape(b.gather(values, picked), shape)
+        values, tiled = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
+        if b.refusal("GATHER", (values, tiled), x.dtype) is None:
+            return b.reshape(b.gather(values, tiled), shape)
     if len(starts) > _MAX_SLICES:
         runs = len(starts) - 1
         raise Unsupported(f"{runs} runs of elements (at most {_MAX_SLICES} without GATHER); leave it to the CPU")
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
-def strided_slice(b: Builder, x: Value, axis: int, places: range) -> Value:
-    """x[places] along one axis for a range with a step.
+def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
+    """x[indices] along one axis for a range with a step.
 
     The axis is split into groups of ``step`` elements, of which one is kept. An incomplete last group is padded.
     """
-    before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
-    if places.step == 1:
-        return b.narrow(x, axis, places.start, count)
-    behind = max(places.start + count * places.step - x.shape[axis], 0)
-    place = min(places.start, behind)  # position in each group; groups that start earlier need less padding
-    padded = b.pad(x, [(0, behind - place if i == axis else 0) for i in range(x.rank)], 0)
-    span = b.narrow(padded, axis, places.start - place, count * places.step)
-    grouped = b.reshape(span, (*before, count, places.step, *after))
-    return b.reshape(b.narrow(grouped, axis + 1, place, 1), (*before, count, *after))
+    before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(indices)
+    if indices.step == 1:
+        return b.narrow(x, axis, indices.start, count)
+    excess = max(indices.start + count * indices.step - x.shape[axis], 0)
+    # The groups start `offset` before the first element, so that less of the last group lies beyond the axis.
+    offset = min(indices.start, excess)
+    padded = b.pad(x, [(0, excess - offset if i == axis else 0) for i in range(x.rank)], 0)
+    span = b.narrow(padded, axis, indices.start - offset, count * indices.step)
+    grouped = b.reshape(span, (*before, count, indices.step, *after))
+    return b.reshape(b.narrow(grouped, axis + 1, offset, 1), (*before, count, *after))
 
 
 def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Value:
@@ -71,30 +74,30 @@ def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Valu
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     front = b.transpose(x, order)
-    few = front.shape[0] <= _FEW_ROWS and indices.size * front.size <= _FEW_PRODUCTS
-    known = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
-    if "GATHER" in cx.target.hardware.unsupported and known and few:
-        picked = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
+    is_small = front.shape[0] <= _MAX_ONE_HOT_ROWS and indices.size * front.size <= _MAX_ONE_HOT_PRODUCTS
+    is_weight = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
+    if "GATHER" in cx.target.hardware.unsupported and is_weight and is_small:
+        gathered = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        picked = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
-    back = b.reshape(picked, (indices.size, *front.shape[1:]))
+        gathered = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
+    back = b.reshape(gathered, (indices.size, *front.shape[1:]))
     return b.transpose(back, [order.index(i) for i in range(x.rank)])
 
 
 def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
     """values [N, K, C], indices [N, W] -> [N, W, C] by GATHER (TOSA 1.0), or by a product with one-hot rows."""
     b, dtype, (n, w) = cx.b, values.dtype, indices.shape
-    computed = DType.INT8 if dtype is DType.INT8 else DType.INT32
-    numbers = dtype in (DType.INT8, DType.INT16, DType.INT32)
-    few = w * values.size * computed.bytes <= _FEW_BYTES
-    if "GATHER" not in cx.target.hardware.unsupported or not (numbers and few):
+    product_dtype = DType.INT8 if dtype is DType.INT8 else DType.INT32
+    is_integer = dtype in (DType.INT8, DType.INT16, DType.INT32)
+    is_small = w * values.size * product_dtype.bytes <= _MAX_ONE_HOT_BYTES
+    if "GATHER" not in cx.target.hardware.unsupported or not (is_integer and is_small):
         return b.gather(values, indices)
     hot = _one_hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
-    if computed is DType.INT8:
+    if product_dtype is DType.INT8:
         return b.rescale(b.matmul(hot, values, (_ONE_HOT_ZERO_POINT, 0)), dtype, 1.0)
-    hot = b.reshape(b.rescale(hot, computed, 1.0, _ONE_HOT_ZERO_POINT), (*hot.shape, 1))
-    each = b.mul(hot, b.reshape(b.cast(values, computed), (n, 1, *values.shape[1:])))
+    hot = b.reshape(b.rescale(hot, product_dtype, 1.0, _ONE_HOT_ZERO_POINT), (*hot.shape, 1))
+    each = b.mul(hot, b.reshape(b.cast(values, product_dtype), (n, 1, *values.shape[1:])))
     return b.cast(b.reshape(b.reduce("REDUCE_SUM", each, 2), (n, w, values.shape[2])), dtype)
 
 
@@ -150,23 +153,27 @@ def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -
 
 @op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_lookup=True)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
-    """x[:, i]. Several indices become one into their flattened axes, which go first unless they are adjacent."""
-    axes = [axis for axis, picked in enumerate(indices) if picked is not None]
-    index_values = [picked.value for picked in indices if picked is not None]
+    """x[:, i], x[:, i, j] and so on.
+
+    The indexed axes are flattened to one and the index tensors combined to one (row-major). Axes that are not adjacent
+    are moved to the front first, as in PyTorch.
+    """
+    axes = [axis for axis, tensor in enumerate(indices) if tensor is not None]
+    index_values = [tensor.value for tensor in indices if tensor is not None]
     value, sizes, first = x.value, [x.shape[axis] for axis in axes], axes[0]
     if axes != list(range(axes[0], axes[-1] + 1)):
         value, first = cx.b.transpose(value, [*axes, *(i for i in range(x.rank) if i not in axes)]), 0
     value = cx.b.reshape(value, (*value.shape[:first], prod(sizes), *value.shape[first + len(axes) :]))
     if all(index.data is not None for index in index_values):
         pairs = zip(index_values, sizes, strict=True)
-        known = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
-        flat = np.ravel_multi_index(known, sizes).reshape(-1)
+        arrays = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
+        flat = np.ravel_multi_index(arrays, sizes).reshape(-1)
         return cx.b.reshape(gather_constant(cx.b, value, first, flat.tolist()), cx.shape)
-    places = _wrap_negative(cx, index_values[0], sizes[0])
-    for computed, size in zip(index_values[1:], sizes[1:], strict=True):
-        places = cx.b.mul(places, cx.b.const(np.full((), size), DType.INT32))
-        places = cx.b.add(places, _wrap_negative(cx, computed, size))
-    return cx.b.reshape(_gather_along_axis(cx, value, first, places), cx.shape)
+    combined = _wrap_negative(cx, index_values[0], sizes[0])
+    for index_value, size in zip(index_values[1:], sizes[1:], strict=True):
+        combined = cx.b.mul(combined, cx.b.const(np.full((), size), DType.INT32))
+        combined = cx.b.add(combined, _wrap_negative(cx, index_value, size))
+    return cx.b.reshape(_gather_along_axis(cx, value, first, combined), cx.shape)
 
 
 def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
@@ -174,8 +181,8 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
     for other, size in enumerate(indices.shape):
         rows = [indices.take([i], other) for i in range(size)]
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
-            if size > _MAX_ROWS:
-                limit = f"at most {_MAX_ROWS} without GATHER"
+            if size > _MAX_UNROLLED_ROWS:
+                limit = f"at most {_MAX_UNROLLED_ROWS} without GATHER"
                 raise Unsupported(f"gather with different indices in each of {size} rows ({limit})")
             return b.concat(
                 [_take_per_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other
@@ -188,7 +195,10 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
 
 @op(aten.gather.default, kind=Kind.SHARED, is_lookup=True)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
-    """torch.gather: a GATHER from rows of single elements, for example x[i][indices[i][j][k]][k] along dimension 1."""
+    """torch.gather: out[i, j, k] = x[i, indices[i, j, k], k] for ``dim=1``.
+
+    ``dim`` becomes the last axis and the others the batch of one TOSA GATHER with one channel.
+    """
     if not x.rank:
         return cx.b.reshape(x.value, cx.shape)
     axis = dim % x.rank
@@ -200,8 +210,8 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
         return cx.b.reshape(_take_per_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
-    values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
-    elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
+    values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
+    elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), row_indices)
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 

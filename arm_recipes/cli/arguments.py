@@ -201,12 +201,12 @@ def build_recipe(args: argparse.Namespace, recipe_options: dict[str, Any], progr
     """
     from arm_recipes import ArmRecipeType, ExportRecipe
 
-    samples = model_samples(args, "calibration_samples", program)
+    samples = read_model_samples(args, "calibration_samples", program)
     calibration = {} if samples is None else {"calibration_samples": samples}
     return ExportRecipe.get_recipe(ArmRecipeType[args.recipe], **recipe_options, **calibration)
 
 
-def model_samples(args: argparse.Namespace, name: str, program: ExportedProgram) -> Any:
+def read_model_samples(args: argparse.Namespace, name: str, program: ExportedProgram) -> Any:
     """Read the samples of an argument in the form that ``export`` takes; None if the argument is absent.
 
     Raises:

@@ -67,7 +67,7 @@ def _compare_with_model(args: argparse.Namespace, labels: Any) -> tuple[Any, Any
 
     program = arguments.load_model(args.model)
     result = export(program, arguments.build_recipe(args, recipe_options, program))
-    samples = arguments.model_samples(args, "samples", program)
+    samples = arguments.read_model_samples(args, "samples", program)
     return result.compare(samples, labels, method=args.method), result.report
 
 

@@ -37,7 +37,9 @@ def add_command(commands: Commands) -> None:
         "--channels-last", action="store_true", help="compile for inputs in torch.channels_last memory format"
     )
     parser.add_argument("--cache-dir", type=Path, help="cache compiled programs in this folder")
-    parser.add_argument("--verify", action="store_true", help="run Vela's code and compare it with its TOSA graph")
+    parser.add_argument(
+        "--verify", action="store_true", help="run each Ethos-U delegate and compare it with the TOSA reference model"
+    )
     arguments.add_json(parser)
     parser.set_defaults(call=_export)
 
@@ -54,7 +56,7 @@ def _export(args: argparse.Namespace) -> None:
     program = arguments.load_model(args.model)
     recipe = arguments.build_recipe(args, recipe_options, program)
     result = export(program, recipe, channels_last=args.channels_last, verify=args.verify, cache_dir=args.cache_dir)
-    bundled = arguments.model_samples(args, "bundled_samples", program)
+    bundled = arguments.read_model_samples(args, "bundled_samples", program)
     result.save(output, reference=args.reference, etrecord=args.etrecord, bundled_samples=bundled)
     arguments.print_result(result.report, as_json=args.json)
     arguments.report_written(output)

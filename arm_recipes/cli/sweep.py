@@ -63,7 +63,7 @@ def _sweep(args: argparse.Namespace) -> None:
     from arm_recipes import sweep
 
     program = arguments.load_model(args.model)
-    samples = arguments.model_samples(args, "samples", program)
+    samples = arguments.read_model_samples(args, "samples", program)
     result = sweep(
         program,
         args.recipes,

@@ -70,7 +70,7 @@ def _tune(args: argparse.Namespace) -> None:
     program = arguments.load_model(args.model)
     recipe = arguments.build_recipe(args, recipe_options, program)
     assert isinstance(recipe, ArmRecipe)
-    samples = arguments.model_samples(args, "samples", program)
+    samples = arguments.read_model_samples(args, "samples", program)
     result = tune(
         program,
         recipe,
@@ -78,7 +78,7 @@ def _tune(args: argparse.Namespace) -> None:
         budget=budget,
         min_metric=args.sqnr,
         candidate_precisions=args.candidate_precisions,
-        test_samples=arguments.model_samples(args, "test_samples", program),
+        test_samples=arguments.read_model_samples(args, "test_samples", program),
         cache_dir=args.cache_dir,
     )
     if paths["output"] is not None:

@@ -311,12 +311,12 @@ class Pipeline:
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _note_transformed(self) -> None:
-        from arm_recipes.stages.block_scaled import describe_float_layers, is_mx_recipe  # imports torchao
+        from arm_recipes.stages.block_scaled import describe_unscaled_layers, is_mx_recipe  # imports torchao
 
         if not is_mx_recipe(self._recipe.quantization_recipe):
             return
         for name, model in self._artifact.data.items():
-            notes, none = describe_float_layers(model, name)
+            notes, none = describe_unscaled_layers(model, name)
             self._notes += notes
             if none:
                 self._note(f"the option mx has no effect: no layer of '{name}' is block-scaled")

@@ -15,7 +15,7 @@ from arm_backend_core.ops.block_scaled import FORMATS, MX_CONV2D, MX_LINEAR
 
 @dataclass
 class MXConfig(AOBaseConfig):
-    """Configuration of torchao's ``quantize_(model, MXConfig("fp4e2m1"), is_mx_layer)``.
+    """Configuration of torchao's ``quantize_(model, MXConfig("fp4e2m1"), can_block_scale)``.
 
     Recipes with ``mx="fp4e2m1"`` make this call. It rounds weight and input of a layer to blocks of 32 channels that
     share a power-of-two scale.
@@ -60,12 +60,12 @@ class MXConv2d(nn.Conv2d):
 _MX = (MXLinear, MXConv2d)
 
 
-def is_mx_layer(module: nn.Module, name: str = "") -> bool:
+def can_block_scale(module: nn.Module, name: str = "") -> bool:
     """Whether a layer can be block-scaled: a linear layer, or a convolution without groups and with zero padding."""
-    return isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX) and _obstacle(module) is None
+    return isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX) and _refusal(module) is None
 
 
-def _obstacle(module: nn.Module) -> str | None:
+def _refusal(module: nn.Module) -> str | None:
     if type(module) not in (nn.Linear, nn.Conv2d):
         return f"a {type(module).__name__}"
     if not isinstance(module, nn.Conv2d):
@@ -77,7 +77,7 @@ def _obstacle(module: nn.Module) -> str | None:
     return None
 
 
-def describe_float_layers(model: nn.Module, method: str) -> tuple[list[str], bool]:
+def describe_unscaled_layers(model: nn.Module, method: str) -> tuple[list[str], bool]:
     """Describe the layers of a transformed model that are not block-scaled.
 
     Returns:
@@ -89,7 +89,7 @@ def describe_float_layers(model: nn.Module, method: str) -> tuple[list[str], boo
         if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd))
     }
     notes = [
-        f"'{name or type(layer).__name__}' of '{method}' is not block-scaled: {_obstacle(layer)}"
+        f"'{name or type(layer).__name__}' of '{method}' is not block-scaled: {_refusal(layer)}"
         for name, layer in layers.items()
         if not isinstance(layer, _MX)
     ]
@@ -98,8 +98,8 @@ def describe_float_layers(model: nn.Module, method: str) -> tuple[list[str], boo
 
 @register_quantize_module_handler(MXConfig)
 def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
-    """Change the class of a layer in place: names and sharing are preserved, also if the layer is the whole model."""
-    if is_mx_layer(module):
+    """Change the class of a layer in place: parameter names and shared layers stay, and the root can change too."""
+    if can_block_scale(module):
         module.__class__ = MXLinear if isinstance(module, nn.Linear) else MXConv2d
         vars(module)["format"] = config.format
     return module
@@ -107,10 +107,10 @@ def _to_block_scaled(module: nn.Module, config: MXConfig) -> nn.Module:
 
 def mx_recipe(format: str) -> QuantizationRecipe:
     """The quantization part of a recipe with ``mx=format``."""
-    return QuantizationRecipe(ao_quantization_configs=[AOQuantizationConfig(MXConfig(format), is_mx_layer)])
+    return QuantizationRecipe(ao_quantization_configs=[AOQuantizationConfig(MXConfig(format), can_block_scale)])
 
 
 def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
-    """Whether a recipe is of ``mx_recipe``."""
+    """Whether ``mx_recipe`` made the quantization part of a recipe."""
     configs = recipe.ao_quantization_configs if recipe is not None else None
     return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

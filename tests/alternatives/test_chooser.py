@@ -191,7 +191,8 @@ def _dilated(case: Case) -> list[Value]:
 def _attention(case: Case, *, joined_by_convolution: bool = False) -> list[Value]:
     """Scores, and what they choose, of heads that linear layers wrote side by side; a layer reads them side by side.
 
-    Or a convolution reads them one behind the other, as ``heads.JOIN`` writes it, or the program returns them so.
+    Or a convolution reads them one behind the other, as ``attention_heads.MERGE`` writes it, or the program returns
+    them so.
     """
     rows, count, size = case.number(1, 9), case.number(2, 4), 8 * case.number(1, 2)
     x, b = case.input(1, 1, rows, 16), case.b
@@ -374,7 +375,7 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
     ("channels", channels.CHANNELS, _shuffled),
     ("dilation", dilation.DILATION, _dilated),
     ("heads_apart", attention_heads.SEPARATE, _attention),
-    ("heads_joined", attention_heads.JOIN, _attention),
+    ("heads_merged", attention_heads.MERGE, _attention),
     ("products", attention_matmul.PER_HEAD, _attention),
     ("turned", attention_matmul.TRANSPOSED, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXEL_PAIRS, _narrow),

@@ -114,7 +114,9 @@ def test_as_much_as_there_is_room_for() -> None:
 
 def test_two_cores(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights of both are copied, though it would not pay."""
-    monkeypatch.setattr(ethosu_weights, "_apply_savings", lambda answer, flash, layers, length: bool(layers))
+    monkeypatch.setattr(
+        ethosu_weights, "_update_tables_if_profitable", lambda answer, flash, layers, length: bool(layers)
+    )
     payload, _ = _compiled("ethos-u65-512")
     (expected,) = reference.run(FLATBUFFER, INPUTS)
     (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])

@@ -16,7 +16,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompile
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from arm_recipes.recipe import options
-from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, is_mx_layer
+from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, can_block_scale
 from tests.graphs import tosa_opt
 from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import payloads
@@ -46,7 +46,7 @@ def _layers(name: str, format: str) -> tuple[nn.Module, Tensor]:
     make, shape = _LAYERS[name]
     torch.manual_seed(0)
     model = nn.Sequential(make()).eval().requires_grad_(False)
-    quantize_(model, MXConfig(format), is_mx_layer)
+    quantize_(model, MXConfig(format), can_block_scale)
     return model, _spread(shape)
 
 
@@ -81,7 +81,7 @@ def test_the_validator_takes_them() -> None:
 def test_readers_of_one_input_share_its_blocks() -> None:
     first, second = nn.Linear(32, 4), nn.Linear(32, 6)
     model = nn.ModuleList([first, second]).eval().requires_grad_(False)
-    quantize_(model, MXConfig(), is_mx_layer)
+    quantize_(model, MXConfig(), can_block_scale)
     x = _spread((3, 32))
     lowered = delegate(torch.export.export(Calls(lambda x: (first(x), second(x))), (x,)), TosaCompileSpec(SPEC))
     (flatbuffer,) = payloads(lowered)
@@ -114,7 +114,7 @@ def test_bfloat16_stays_outside() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3", extensions=["bf16"])
     (output,) = load(export(layer, recipe, (x,)).buffer).execute(x)
     assert output.dtype is torch.bfloat16
-    quantize_(layer, MXConfig("fp8e4m3"), is_mx_layer)
+    quantize_(layer, MXConfig("fp8e4m3"), can_block_scale)
     assert torch.equal(output, layer(x))
 
 
@@ -127,12 +127,12 @@ def test_no_layer_is_told() -> None:
 
 
 def test_what_is_a_layer() -> None:
-    assert is_mx_layer(nn.Linear(3, 4))
-    assert is_mx_layer(nn.Conv2d(3, 4, 1))
+    assert can_block_scale(nn.Linear(3, 4))
+    assert can_block_scale(nn.Conv2d(3, 4, 1))
     others = nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(3, 4, 3, padding="same"), nn.Conv1d(3, 4, 1), nn.ReLU()
-    assert not any(map(is_mx_layer, (*others, nn.Conv2d(3, 4, 3, padding_mode="reflect"))))
+    assert not any(map(can_block_scale, (*others, nn.Conv2d(3, 4, 3, padding_mode="reflect"))))
     layer = nn.Linear(32, 4)
-    quantize_(layer, MXConfig("fp4e2m1"), is_mx_layer)
+    quantize_(layer, MXConfig("fp4e2m1"), can_block_scale)
     assert type(layer) is MXLinear
     assert set(layer.state_dict()) == {"weight", "bias"}
     quantize_(layer, MXConfig("fp8e4m3"))

@@ -46,12 +46,12 @@ class NotCacheable(Exception):
 
 
 class Digest:
-    """Digest of a sequence of objects. A cyclic reference is hashed by its distance to the enclosing object."""
+    """Digest of a sequence of objects. A reference to an enclosing object is hashed as the number of levels up."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._known: dict[int, bytes] = {}
-        self._around: dict[int, int] = {}
+        self._memo: dict[int, bytes] = {}
+        self._enclosing: dict[int, int] = {}
         self._alive: list[Any] = []  # keeps objects alive, because ids are reused after deletion
 
     def hexdigest(self) -> str:
@@ -64,7 +64,7 @@ class Digest:
         Raises:
             NotCacheable: it refers to code without a known version, or to an object of an unsupported type.
         """
-        self._hash.update(self._of(value))
+        self._hash.update(self._hash_value(value))
 
     def add_sample(self, sample: Inputs) -> None:
         """Add the inputs of one call: their structure, tensors and constants. Does not keep the sample alive.
@@ -73,64 +73,66 @@ class Digest:
             NotCacheable: a tensor is sparse.
         """
         leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
-        parts = (_tensor(leaf.cpu()) if isinstance(leaf, torch.Tensor) else self._of(leaf) for leaf in leaves)
+        parts = (
+            _hash_tensor(leaf.cpu()) if isinstance(leaf, torch.Tensor) else self._hash_value(leaf) for leaf in leaves
+        )
         self._hash.update(_hash("sample", str(spec).encode(), *parts))
 
-    def _of(self, value: Any) -> bytes:
+    def _hash_value(self, value: Any) -> bytes:
         if isinstance(value, _PLAIN):
             return _hash(type(value).__name__, value if isinstance(value, bytes) else repr(value).encode())
         if isinstance(value, _NAMED):
             return _hash("named", str(value).encode())
-        if id(value) in self._around:
-            return _hash("around", str(len(self._around) - self._around[id(value)]).encode())
-        if id(value) not in self._known:
-            self._around[id(value)] = len(self._around)
-            digest = self._of_new(value)
-            del self._around[id(value)]
-            self._known[id(value)] = digest
+        if id(value) in self._enclosing:
+            return _hash("around", str(len(self._enclosing) - self._enclosing[id(value)]).encode())
+        if id(value) not in self._memo:
+            self._enclosing[id(value)] = len(self._enclosing)
+            digest = self._hash_new(value)
+            del self._enclosing[id(value)]
+            self._memo[id(value)] = digest
             self._alive.append(value)
-        return self._known[id(value)]
+        return self._memo[id(value)]
 
-    def _of_new(self, value: Any) -> bytes:
+    def _hash_new(self, value: Any) -> bytes:
         if isinstance(value, Enum):
-            return _hash("enum", f"{_name(type(value))}.{value.name}".encode())
+            return _hash("enum", f"{_versioned_name(type(value))}.{value.name}".encode())
         if isinstance(value, torch.Tensor):
-            return _tensor(value)
+            return _hash_tensor(value)
         if isinstance(value, np.ndarray):
             return _hash("array", f"{value.dtype.str}{value.shape}".encode(), np.ascontiguousarray(value).data)
         if isinstance(value, Mapping):
-            parts = (self._of(part) for pair in value.items() for part in pair)
+            parts = (self._hash_value(part) for pair in value.items() for part in pair)
             return _hash("mapping", _kind(value).encode(), *parts)
         if isinstance(value, (set, frozenset)):
-            return _hash("set", *sorted(map(self._of, value)))
+            return _hash("set", *sorted(map(self._hash_value, value)))
         if isinstance(value, (list, tuple)):
-            return _hash("list", _kind(value).encode(), *map(self._of, value))
-        return self._of_object(value)
+            return _hash("list", _kind(value).encode(), *map(self._hash_value, value))
+        return self._hash_object(value)
 
-    def _of_object(self, value: Any) -> bytes:
+    def _hash_object(self, value: Any) -> bytes:
         if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator)):
-            return _hash("operator", _operator(value).encode())
+            return _hash("operator", _operator_name(value).encode())
         if isinstance(value, _CODE):
             captured: list[Any] = []
             if isinstance(value, types.FunctionType):
-                _check_source(value)
+                _check_defining_file(value)
                 captured = [value.__code__.co_firstlineno, value.__defaults__, value.__kwdefaults__]
                 captured += [cell.cell_contents for cell in value.__closure__ or ()]
-            return _hash("code", _name(value).encode(), *map(self._of, captured))
+            return _hash("code", _versioned_name(value).encode(), *map(self._hash_value, captured))
         if isinstance(value, functools.partial):
-            return _hash("partial", *map(self._of, (value.func, value.args, value.keywords)))
+            return _hash("partial", *map(self._hash_value, (value.func, value.args, value.keywords)))
         if isinstance(value, types.MethodType):
-            return _hash("method", *map(self._of, (value.__func__, value.__self__)))
+            return _hash("method", *map(self._hash_value, (value.__func__, value.__self__)))
         if isinstance(value, (Node, PurePath, pytree.TreeSpec, slice, range)):
             return _hash(type(value).__name__, str(value).encode())
         slots = {name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())}
         if not slots and not hasattr(value, "__dict__"):
-            raise NotCacheable(f"a {_name(type(value))}")
+            raise NotCacheable(f"a {_versioned_name(type(value))}")
         names = sorted(
             (slots | vars(value).keys() if hasattr(value, "__dict__") else slots) - {"__weakref__", "__dict__"}
         )
         state = {name: getattr(value, name) for name in names if hasattr(value, name)}
-        return _hash("object", _name(type(value)).encode(), self._of(state))
+        return _hash("object", _versioned_name(type(value)).encode(), self._hash_value(state))
 
 
 def _hash(kind: str, *parts: bytes | memoryview) -> bytes:
@@ -140,7 +142,7 @@ def _hash(kind: str, *parts: bytes | memoryview) -> bytes:
     return digest.digest()
 
 
-def _tensor(tensor: torch.Tensor) -> bytes:
+def _hash_tensor(tensor: torch.Tensor) -> bytes:
     kind = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}"
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return _hash("shape", f"{kind} {tensor.stride()}".encode())
@@ -159,10 +161,10 @@ def _content(tensor: torch.Tensor) -> memoryview:
 def _kind(value: Any) -> str:
     """The type name of a container; user-defined containers raise ``NotCacheable``."""
     kind = type(value)
-    return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _name(kind)
+    return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _versioned_name(kind)
 
 
-def _operator(value: Any) -> str:
+def _operator_name(value: Any) -> str:
     name = str(value)
     namespace = getattr(value, "namespace", None) or getattr(value, "_qualified_op_name", name).split("::")[0]
     if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _NAMESPACES:
@@ -170,15 +172,16 @@ def _operator(value: Any) -> str:
     raise NotCacheable(f"the operator {name}, which is not PyTorch's")
 
 
-def _check_source(function: types.FunctionType) -> None:
-    """Check that a function is defined in the file of its ``__module__``; a wrapper may copy the name of another."""
+def _check_defining_file(function: types.FunctionType) -> None:
+    """Check that a function is defined in the file of its ``__module__``, which ``functools.wraps`` may overwrite."""
     module = sys.modules.get(function.__module__ or "")
     if function.__code__.co_filename != getattr(module, "__file__", None):
-        raise NotCacheable(f"'{function.__module__}.{function.__qualname__}', which is defined elsewhere")
+        name = f"{function.__module__}.{function.__qualname__}"
+        raise NotCacheable(f"'{name}', which is not defined in the file of its __module__")
 
 
-def _name(value: Any) -> str:
-    """Qualified name of a function or class, if it belongs to a package with a known version."""
+def _versioned_name(value: Any) -> str:
+    """Qualified name of a function or class; ``NotCacheable`` unless its package has a known version."""
     module, name = getattr(value, "__module__", None) or "builtins", getattr(value, "__qualname__", repr(value))
     package = module.split(".")[0]
     if package not in PACKAGES and package not in sys.stdlib_module_names:
