@@ -47,9 +47,9 @@ def use_reader_shape(op: Op, rewriter: Rewriter) -> Value | None:
     Vela copies a tensor that is read in two shapes: 8,576 cycles for 128x64 elements on U55-128.
     """
     b, binary = rewriter.build, op.inputs[0].producer
-    if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.single_use(binary.output):
+    if binary is None or binary.kind not in ("ADD", "SUB", "MUL") or not rewriter.has_one_use(binary.output):
         return None
-    terms = [term for value in binary.inputs if (term := producer(value, "RESCALE")) and rewriter.single_use(value)]
+    terms = [term for value in binary.inputs if (term := producer(value, "RESCALE")) and rewriter.has_one_use(value)]
     sources = [term.inputs[0] for term in terms if term.inputs[0].shape == op.output.shape]
     readers = [reader for source in sources for reader in rewriter.users(source) or ()]
     shapes = [reader.output.shape for reader in readers if reader.kind == "RESHAPE" and reader.output.rank == 4]
@@ -108,7 +108,7 @@ def clamp_to_dtype(op: Op, rewriter: Rewriter) -> Value | None:
     first = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
     if first is None or first.kind not in _CHEAP_KINDS or x.dtype not in (DType.INT8, DType.INT16):
         return None
-    if first is not op and not rewriter.single_use(op.inputs[0]):
+    if first is not op and not rewriter.has_one_use(op.inputs[0]):
         return None
     readers = rewriter.users(x)
     if _is_split_by_vela(first) or (

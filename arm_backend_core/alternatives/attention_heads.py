@@ -47,7 +47,7 @@ def _match_projection(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
     shape = op.inputs[0].shape
     splits_heads = len(shape) == 4 and shape[0] == 1 and rescale.output.shape == (1, 1, shape[1], shape[2] * shape[3])
     moves_heads = tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (0, 2, 3, 1)) and shape[2] > 1
-    single_use = all(rewriter.single_use(value) for value in (conv.output, rescale.output, split.output))
+    single_use = all(rewriter.has_one_use(value) for value in (conv.output, rescale.output, split.output))
     return (conv, rescale) if splits_heads and moves_heads and single_use else None
 
 

@@ -41,7 +41,7 @@ def _split_heads(value: Value, rewriter: Rewriter) -> list[Value]:
     b, shape = rewriter.build, value.shape
     merged = producer(value, "RESHAPE")
     transpose = merged and producer(merged.inputs[0], "TRANSPOSE")
-    is_sole = transpose is not None and transpose.output.shape == (1, *shape) and rewriter.single_use(transpose.output)
+    is_sole = transpose is not None and transpose.output.shape == (1, *shape) and rewriter.has_one_use(transpose.output)
     if transpose is not None and is_sole and (parts := compute_heads(transpose, rewriter)):
         if tuple(transpose.attrs["perms"]) == (0, 2, 1, 3):
             return [b.reshape(part, (1, *shape[1:])) for part in parts]

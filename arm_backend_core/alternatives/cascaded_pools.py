@@ -11,8 +11,9 @@ from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
-#: Largest window of a stage. Vela's estimate for an element of the result is one cycle per window element, at least 4.
-#: So larger windows only save an operation. With 5, pools of 5, 9 and 13 share their first stages.
+#: Largest window of a stage. Vela estimates one cycle per window element, but at least 4, for each output element.
+#: A larger window therefore costs proportionally more, and only saves an operation. With 5, pools of 5, 9 and 13 share
+#: their first stages.
 _MAX_WINDOW = 5
 
 
@@ -21,8 +22,8 @@ def cascade_pool(op: Op, rewriter: Rewriter) -> Value | None:
 
     Bit-equal: the maximum over an interval is the maximum of the maxima over intervals that cover it. A window of k
     followed by one of m covers k + m - 1 elements. The padding is distributed over the stages, and is shorter than
-    the window in each. So no window contains only padding. A window that crosses the border covers padding with and
-    without the cascade.
+    the window in each, so that no window contains only padding. The cascade of a window that crosses the border
+    contains padding as the window does.
     """
     if max(op.attrs["stride"]) > 1:
         return None
@@ -44,11 +45,12 @@ def _split_window(size: int, before: int, after: int) -> Iterator[tuple[int, int
     """Split a window along one axis; yield size, padding before and padding after of each stage."""
     while size > 1:
         stage = min(size, _MAX_WINDOW)
-        overlap = stage - 1
-        # Symmetric padding stays symmetric, so that pools of several sizes share their first stages.
-        stage_pads = [min(pad, overlap, max(overlap // 2, pad - (size - stage))) for pad in (before, after)]
+        shrinkage = stage - 1  # a stage without padding shortens the axis by so many elements
+        # Half of it on each side keeps symmetric padding symmetric, so that pools of several sizes share their first
+        # stages. All later stages shorten the axis by ``size - stage``, and can take no more padding than that.
+        stage_pads = [min(pad, shrinkage, max(shrinkage // 2, pad - (size - stage))) for pad in (before, after)]
         yield stage, stage_pads[0], stage_pads[1]
-        size, before, after = size - overlap, before - stage_pads[0], after - stage_pads[1]
+        size, before, after = size - shrinkage, before - stage_pads[0], after - stage_pads[1]
 
 
 def _match_siblings(op: Op, rewriter: Rewriter) -> Region:

@@ -27,7 +27,7 @@ def split_int16_rows(op: Op, rewriter: Rewriter) -> Value | None:
     scales become a MUL of INT32 with a common shift, which rounds as RESCALE does: (sum * multiplier + half) >> shift.
     """
     b, conv = rewriter.build, producer(op.inputs[0], "CONV2D")
-    if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.single_use(conv.output):
+    if conv is None or not _is_slow_in_int16(conv, b.target) or not rewriter.has_one_use(conv.output):
         return None
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None or op.attrs["rounding_mode"] != "SINGLE_ROUND":

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 def collect_moves(op: Op, rewriter: Rewriter) -> list[Op]:
     """Collect the chain of data movement in front of ``op``, each with one reader, followed by ``op``."""
     _, moves = trace_back(
-        op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.single_use(before.output)
+        op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.has_one_use(before.output)
     )
     return [*moves, op]
 

@@ -1,4 +1,4 @@
-"""Fusion plan: which results of a graph need no quantization parameters, because consumers compute them too."""
+"""Fusion plan: which operators of a graph are computed as one, so that results between them are not quantized."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 class FusionPlan:
-    """The operators of a graph before quantization that are computed as one in integers.
+    """The groups of float operators that the quantized program computes as one integer operator each.
 
     Attributes:
         merged: producers that merge with their only consumer: {producer: consumer}.
@@ -31,7 +31,7 @@ class FusionPlan:
     Args:
         records: the operators that will be quantized, in program order.
         constants: nodes that are parameters or computed from parameters alone.
-        may_be_int16: whether the configuration of a node offers int16 for such results.
+        may_be_int16: whether the configuration of a node permits an int16 result in an int8 program.
         is_int16: whether a node is int16 by its configuration.
         states: {buffer that the program writes: its new value}.
     """
@@ -50,16 +50,18 @@ class FusionPlan:
         self.merged = self._find_merged_producers()
         self.merged_consumers = set(self.merged.values())
         discontinuous = {node for node, record in records.items() if record.is_discontinuous}
-        self._discontinuous, added = set[Node](), {node for node in discontinuous if is_int16(node)}
+        self._int16_discontinuous, added = set[Node](), {node for node in discontinuous if is_int16(node)}
         while True:
-            self._discontinuous |= added
+            self._int16_discontinuous |= added
             self.chain_base, chained = self._find_chains()
             self.fused = chained | self.merged.keys()
             self.int16_nodes = self._find_int16_nodes(may_be_int16)
             added = {
-                node for node in discontinuous - self._discontinuous if self.chain_base.get(node) in self.int16_nodes
+                node
+                for node in discontinuous - self._int16_discontinuous
+                if self.chain_base.get(node) in self.int16_nodes
             }
-            if not added:  # which nodes are int16 depends on the chains, and the reverse: iterate to a fixpoint
+            if not added:  # the int16 nodes depend on the chains, and the chains on the int16 nodes: a fixpoint
                 break
         self.fused |= {node for node in records if self._is_exact_product(node, is_int16)}
 
@@ -71,13 +73,16 @@ class FusionPlan:
         return [functions for functions in chains.values() if not self.fused.isdisjoint(functions)]
 
     def operands(self, node: Node) -> list[Node]:
-        """The float32 operands that are quantized as activations; one-element constants count as numbers."""
+        """The float32 operands that are quantized as activations, without the scalars of an elementwise function.
+
+        A constant of one element is such a scalar.
+        """
         record = self._records[node]
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
         operands: list[Node] = []
         for arg in _nodes(args):
-            is_number = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
-            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not is_number and arg not in operands:
+            is_scalar = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
+            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not is_scalar and arg not in operands:
                 operands.append(arg)
         return operands
 
@@ -110,7 +115,7 @@ class FusionPlan:
         members = [
             node for node, record in self._records.items() if record.univariate and node not in self.merged_consumers
         ]
-        fused = {node for node in members if self._discontinuous.isdisjoint((node, *node.users))}
+        fused = {node for node in members if self._int16_discontinuous.isdisjoint((node, *node.users))}
         while True:
             base_of: dict[Node, Node] = {}
             for node in members:
@@ -135,9 +140,11 @@ class FusionPlan:
     def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
         """Find the nodes whose result is int16 in an int8 program.
 
-        Layer normalization and softmax keep precision inside, and so do additions whose own result is int16. These form
-        the residual stream of a transformer. A consumer that needs int8 (a matrix product) requantizes its operand.
+        They are operands of consumers that compute with more than 8 bits: layer normalization, softmax, and additions
+        whose own result is int16. These additions form the residual stream of a transformer. A consumer that needs int8
+        (a matrix product) requantizes its operand.
         """
+        # ``benefits_from_int16`` reads ``self.int16_nodes``, which grows in this loop: consumers precede producers.
         int16_nodes = self.int16_nodes = {
             node for node in self._feedback if node not in self._records or may_be_int16(node)
         }
@@ -153,7 +160,7 @@ class FusionPlan:
         }
 
     def _find_feedback_path(self, state: Node, value: Node) -> set[Node]:
-        """The nodes from ``state`` to its new ``value``, if that is elementwise arithmetic of the old value; else none.
+        """The nodes on the path from ``state`` to its new ``value``; none if no elementwise arithmetic is on the path.
 
         Rounding errors on this path accumulate from call to call: a running mean that moves by less than half a
         quantization step would never move.
@@ -173,12 +180,14 @@ class FusionPlan:
 
     def benefits_from_int16(self, user: Node) -> bool:
         """Whether ``user`` gains accuracy from int16 operands in an int8 program."""
-        record, target, single = self._records[user], overload_of(user.target), user in self.chain_base
-        divides = target is aten.div.Tensor and not single  # divisors may be small sums: efficientvit_b0 5 dB -> 11 dB
+        record, target, is_of_one_tensor = self._records[user], overload_of(user.target), user in self.chain_base
+        # Divisors may be small sums: efficientvit_b0 5 dB -> 11 dB.
+        divides = target is aten.div.Tensor and not is_of_one_tensor
         if record.reads_int16 or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
             return True
-        is_offset = not single or target is aten.add.Tensor  # an added number, which keeps a divisor from 0
-        arithmetic = (record.absorbs_activation and record.univariate and is_offset) or user in self._feedback
+        # Of the functions of one tensor, only x + number counts: it may be an epsilon that keeps a divisor from 0.
+        is_binary_or_add = not is_of_one_tensor or target is aten.add.Tensor
+        arithmetic = (record.absorbs_activation and record.univariate and is_binary_or_add) or user in self._feedback
         return (arithmetic or record.kind is Kind.SHARED) and not self.int16_nodes.isdisjoint(
             (user, self.merged.get(user))
         )

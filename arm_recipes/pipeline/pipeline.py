@@ -138,7 +138,7 @@ class Pipeline:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         for method, model in self._models.items():
             if isinstance(model, ExportedProgram):
-                self._capture.inspect(method, model, given=True)
+                self._capture.inspect(method, model, captured_by_user=True)
         self._run_stages(stages)
 
     def capture_programs(self) -> dict[str, ExportedProgram]:

@@ -20,8 +20,8 @@ NamedDataLookup = Callable[[str], bytes | memoryview | None]
 _HEADER_BYTES, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
 #: Alignment of blocks, and of the commands in a stream, in bytes.
 ALIGNMENT: Final = 16
-#: Length of the key of external data; ExecuTorch's own EthosUBackend accepts no other length.
-NAME_LENGTH: Final = 64
+#: Bytes of a key of named data; ExecuTorch's own EthosUBackend accepts no other length.
+NAMED_DATA_KEY_SIZE: Final = 64
 
 
 class BlockName(StrEnum):
@@ -65,7 +65,7 @@ class Block:
         value: int = struct.unpack_from(layout, self.data, at)[0]
         return value
 
-    def damaged(self, at: int, reason: str) -> PayloadError:
+    def error_at(self, at: int, reason: str) -> PayloadError:
         """Create the error for damage at an offset of the data."""
         return damage_error(self.name, self.offset + at, reason)
 
@@ -76,7 +76,8 @@ class Block:
             PayloadError: it has another length.
         """
         if self.size != length:
-            raise self.damaged(_LENGTH_AT - _HEADER_BYTES, f"its length is {self.size} bytes, not {length}")
+            length_at = _LENGTH_AT - _HEADER_BYTES  # negative: the header precedes the data
+            raise self.error_at(length_at, f"its length is {self.size} bytes, not {length}")
 
 
 def damage_error(block: str, offset: int, reason: str) -> PayloadError:
@@ -91,31 +92,31 @@ def read_blocks(data: memoryview) -> dict[str, Block]:
         PayloadError: a block is truncated, damaged, missing or repeated; the message says which one and where.
     """
     blocks: dict[str, Block] = {}
-    at, last = 0, str(BlockName.HEADER)
+    at, previous = 0, str(BlockName.HEADER)
     while at < len(data):
-        block, at = _read_block(data, at, last, blocks)
+        block, at = _read_block(data, at, previous, blocks)
         blocks[block.name] = block
-        last = block.name
-        if last == BlockName.FOOTER and at < len(data):
-            raise damage_error(last, at, f"{len(data) - at} bytes follow the last block")
+        previous = block.name
+        if previous == BlockName.FOOTER and at < len(data):
+            raise damage_error(previous, at, f"{len(data) - at} bytes follow the last block")
     for name in BlockName:
         if name not in blocks:
             raise damage_error(name, len(data), "the payload ends without this block")
     return blocks
 
 
-def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, Block]) -> tuple[Block, int]:
-    """Read the block at ``start``, which follows the block ``last``; also returns the offset of the next block."""
+def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str, Block]) -> tuple[Block, int]:
+    """Read the block at ``start``, which follows the block ``previous``; also returns the offset of the next block."""
     remaining = len(data) - start
     if remaining < _HEADER_BYTES:
-        tail = f"{remaining} follow this one" if start else f"the payload {remaining}"
-        raise damage_error(last, start, f"the header of a block has {_HEADER_BYTES} bytes, {tail}")
+        tail = f"only {remaining} bytes follow this block" if start else f"the payload has {remaining} bytes"
+        raise damage_error(previous, start, f"a block header has {_HEADER_BYTES} bytes, but {tail}")
     name = _NAME_BY_BYTES.get(bytes(data[start : start + 16]))
     if start == 0 and name != BlockName.HEADER:
         reason = "the bytes do not start with this block: not a program compiled for an Ethos-U"
         raise damage_error(BlockName.HEADER, 0, reason)
     if name is None:
-        raise damage_error(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
+        raise damage_error(previous, start, "the next block has an unknown name")
     if name in known:
         raise damage_error(name, start, "the block occurs twice")
     header = data[start : start + _HEADER_BYTES]
@@ -131,16 +132,16 @@ def _read_block(data: memoryview, start: int, last: str, known: Mapping[str, Blo
     if length > remaining:
         reason = f"its length is {length} bytes, {remaining} are left in the payload"
         raise damage_error(name, start + _LENGTH_AT, reason)
-    first, padding = start + _HEADER_BYTES, -length % ALIGNMENT
+    data_start, padding = start + _HEADER_BYTES, -length % ALIGNMENT
     if padding > remaining - length:
-        raise damage_error(
-            name, first + length, f"{padding} bytes of padding, {remaining - length} are left in the payload"
-        )
-    if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
-        wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
+        reason = f"it needs {padding} bytes of padding, {remaining - length} are left in the payload"
+        raise damage_error(name, data_start + length, reason)
+    content = data[data_start : data_start + length]
+    if external and not (length == NAMED_DATA_KEY_SIZE and all(0x20 < byte < 0x7F for byte in content)):
+        wrong = f"the key of its external data ({length} bytes) is not {NAMED_DATA_KEY_SIZE} printable characters"
         reason = f"{wrong}: export the program again"
         raise damage_error(name, start + _EXTERNAL_AT, reason)
-    return Block(name, data[first : first + length], first, external), first + length + padding
+    return Block(name, content, data_start, external), data_start + length + padding
 
 
 def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
@@ -175,7 +176,7 @@ def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | m
 
 
 def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
-    """Replace the commands of a payload, and its weights by the key ``name`` of external weights."""
+    """Replace a payload's command stream by ``commands``, and its weights by ``name``, the key of external weights."""
     from arm_backend_core.backends.payload import block_stream
 
     blocks = {key: bytes(block.data) for key, block in read_blocks(memoryview(data)).items()}

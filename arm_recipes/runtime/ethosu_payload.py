@@ -162,11 +162,11 @@ def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]
 
 def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
     if block.size < 4:
-        raise block.damaged(0, f"{block.size} bytes cannot hold a count")
+        raise block.error_at(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
     if count > _MAX_TENSORS or block.size != 4 + _TENSOR.size * count:
         reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
-        raise block.damaged(0, reason)
+        raise block.error_at(0, reason)
     tensors: list[EthosUTensor] = []
     for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
         tensor = EthosUTensor(tuple(shape), size, offset, region)
@@ -182,26 +182,26 @@ def _check_tensor(
     at = 4 + _TENSOR.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
     if tensor.element_size not in (1, 2, 4, 8):
-        raise block.damaged(size_at, f"tensor {index} has elements of {tensor.element_size} bytes")
+        raise block.error_at(size_at, f"tensor {index} has elements of {tensor.element_size} bytes")
     nbytes = tensor.element_size
     for dimension, extent in enumerate(tensor.shape):
         if extent <= 0:
-            raise block.damaged(at + 4 * dimension, f"dimension {dimension} of tensor {index} is {extent}")
+            raise block.error_at(at + 4 * dimension, f"dimension {dimension} of tensor {index} is {extent}")
         nbytes *= extent
         if nbytes > _MAX_BYTES:
-            raise block.damaged(at, f"tensor {index} is larger than 4 GiB")
+            raise block.error_at(at, f"tensor {index} is larger than 4 GiB")
     own = tensor.region == io_region
     if not own and tensor.region != SCRATCH:
         reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {io_region}"
-        raise block.damaged(region_at, reason)
+        raise block.error_at(region_at, reason)
     if own and not stream.separate_io:
         reason = f"tensor {index} is in region {tensor.region}, which its commands do not address"
-        raise block.damaged(region_at, reason)
+        raise block.error_at(region_at, reason)
     if tensor.offset < -1:
-        raise block.damaged(offset_at, f"tensor {index} is at offset {tensor.offset}")
+        raise block.error_at(offset_at, f"tensor {index} is at offset {tensor.offset}")
     if tensor.offset >= 0 and not own and tensor.offset + nbytes > scratch:
         reason = f"tensor {index} ends at byte {tensor.offset + nbytes} of a scratch of {scratch}"
-        raise block.damaged(offset_at, reason)
+        raise block.error_at(offset_at, reason)
 
 
 def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
@@ -218,4 +218,4 @@ def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bo
             same = tensor.offset == other.offset and ends[i] == ends[j]
             if tensor.offset < ends[j] and other.offset < ends[i] and not (may_repeat and same):
                 reason = f"tensors {j} and {i} overlap in region {tensor.region}"
-                raise block.damaged(4 + _TENSOR.size * i, reason)
+                raise block.error_at(4 + _TENSOR.size * i, reason)

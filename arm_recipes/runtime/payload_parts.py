@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_blocks import NAME_LENGTH, NamedDataLookup, inline_weights, look_up_weights
+from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE, NamedDataLookup, inline_weights, look_up_weights
 
-#: Prefix of the keys of shared weights. The data's SHA-256 follows, cut to a total of ``NAME_LENGTH`` characters.
+#: Prefix of the keys of shared weights. The data's SHA-256 follows, cut to ``NAMED_DATA_KEY_SIZE`` characters in total.
 WEIGHTS_PREFIX = "arm_weights_"
 _MAGIC = b"ARMPARTS"
 _PART = struct.Struct("<BI")  # whether the part is a key, and its length in bytes
@@ -21,7 +21,7 @@ _PART = struct.Struct("<BI")  # whether the part is a key, and its length in byt
 
 def weights_name(data: bytes) -> str:
     """Key of shared weights in the program's named data."""
-    return (WEIGHTS_PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
+    return (WEIGHTS_PREFIX + hashlib.sha256(data).hexdigest())[:NAMED_DATA_KEY_SIZE]
 
 
 def split_payload(parts: Sequence[bytes | str]) -> bytes:

@@ -80,8 +80,8 @@ class BlockReader {
     const size_t left = size_ - start;
     if (left < kBlockHeaderSize) {
       return failure(PayloadError::kTruncated, kNames[last_], start,
-                     start == 0 ? "the header of a block has 32 bytes, the payload %"
-                                : "the header of a block has 32 bytes, % follow this one",
+                     start == 0 ? "a block header has 32 bytes, but the payload has % bytes"
+                                : "a block header has 32 bytes, but only % bytes follow this block",
                      signed_size(left));
     }
     uint32_t id = 0;
@@ -93,8 +93,7 @@ class BlockReader {
                      "the bytes do not start with this block: not a program compiled for an Ethos-U");
     }
     if (id == kBlockCount) {
-      return failure(PayloadError::kUnknownBlock, kNames[last_], start,
-                     "a block follows this one that has no name of an Ethos-U payload's blocks");
+      return failure(PayloadError::kUnknownBlock, kNames[last_], start, "the next block has an unknown name");
     }
     if (blocks_[id].present) {
       return failure(PayloadError::kDuplicateBlock, kNames[id], start, "the block occurs twice");
@@ -124,13 +123,13 @@ class BlockReader {
     const size_t padding = (kNpuAlignment - length % kNpuAlignment) % kNpuAlignment;
     if (padding > left - length) {
       return failure(PayloadError::kTruncated, kNames[id], start + kBlockHeaderSize + length,
-                     "% bytes of padding, % are left in the payload", signed_size(padding), signed_size(left - length));
+                     "it needs % bytes of padding, % are left in the payload", signed_size(padding),
+                     signed_size(left - length));
     }
     if (external && !is_name(header + kBlockHeaderSize, length)) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
-                     "the name of its data outside the payload is not % printable characters but % bytes: "
-                     "export the program again",
-                     signed_size(kNamedDataKeySize), signed_size(length));
+                     "the key of its external data (% bytes) is not % printable characters: export the program again",
+                     signed_size(length), signed_size(kNamedDataKeySize));
     }
     blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true, external};
     position_ = start + kBlockHeaderSize + length + padding;

@@ -17,7 +17,7 @@ from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_blocks import NAME_LENGTH
+from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
 from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
@@ -109,7 +109,7 @@ def test_weights_are_stored_once(recipe: str) -> None:
         assert sum(named.values()) > 0.8 * sum(parameter.numel() for parameter in decoder().parameters())
         return
     ((name, size),) = named.items()
-    assert len(name) == NAME_LENGTH
+    assert len(name) == NAMED_DATA_KEY_SIZE
     samples = [prompt(1, PROMPT + i) for i in range(STEPS)]
     alone = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples)
     (delegate,) = arm_recipes.inspect_program(alone.buffer).methods[0].delegates

@@ -348,11 +348,15 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: bytes(64), "vela_bin_stream", "not a program compiled for an Ethos-U"),
     (lambda: b"COP1" * 16, "vela_bin_stream", "not a program compiled for an Ethos-U"),
     (lambda: _payload()[32:], "vela_bin_stream", "not a program compiled for an Ethos-U"),
-    (lambda: _corrupt("cmd_data", 8, b"\0x"), "vela_bin_stream", "no name"),
-    (lambda: _corrupt("outputs", 0, b"results"), "inputs", "no name"),
-    (lambda: _corrupt("weight_data", 20, b"\x01"), "weight_data", "name of its data outside the payload .* 1 bytes"),
+    (lambda: _corrupt("cmd_data", 8, b"\0x"), "vela_bin_stream", "unknown name"),
+    (lambda: _corrupt("outputs", 0, b"results"), "inputs", "unknown name"),
+    (lambda: _corrupt("weight_data", 20, b"\x01"), "weight_data", r"key of its external data \(1 bytes\)"),
     *(
-        (lambda name=name: _named(name), "weight_data", f"not 64 printable characters but {len(name)} bytes: export")
+        (
+            lambda name=name: _named(name),
+            "weight_data",
+            rf"\({len(name)} bytes\) is not 64 printable characters: export",
+        )
         for name in (b"", b"w" * 63, b"w" * 65, b"arm_weights_" + b"0" * 64, b"w" * 63 + b" ", b"w" * 63 + b"\xe9")
     ),
     (lambda: _corrupt("weight_data", 20, b"\x02"), "weight_data", "reserved byte is 2"),

@@ -160,13 +160,13 @@ def test_library_layers_that_drop_are_named() -> None:
             return self.layers["attention"](y, y, y)[0]
 
     program = _captured(Layers().train(), torch.zeros(5, 2, 4))
-    (told,) = training_behavior(program, captured_elsewhere=True)
+    (told,) = training_behavior(program, captured_by_user=True)
     assert "'layers.gru' (GRU), 'layers.attention' (MultiheadAttention); call model.eval()" in told
 
 
 def test_many_layers_are_counted() -> None:
     program = _captured(nn.Sequential(*(nn.Dropout(0.5) for _ in range(7))).train(), X)
-    (told,) = training_behavior(program, captured_elsewhere=True)
+    (told,) = training_behavior(program, captured_by_user=True)
     assert "'3' (Dropout) and 3 more; call" in told
 
 

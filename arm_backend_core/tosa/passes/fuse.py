@@ -174,7 +174,7 @@ def _match_convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DT
         if conv is None or conv.kind not in _CONVOLUTIONS or other.data is None or value.dtype not in dtypes:
             continue
         is_per_channel = other.size == other.shape[-1] and value.shape == op.output.shape
-        if has_constant_weights(conv) and is_per_channel and rewriter.single_use(value):
+        if has_constant_weights(conv) and is_per_channel and rewriter.has_one_use(value):
             return conv, np.broadcast_to(other.data.reshape(-1), (value.shape[-1],))
     return None
 

@@ -155,7 +155,7 @@ def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
     parts: list[Value] = []
     for value in op.inputs:
         inner = producer(value, "CONCAT")
-        is_nested = inner is not None and inner.attrs["axis"] == axis and rewriter.single_use(value)
+        is_nested = inner is not None and inner.attrs["axis"] == axis and rewriter.has_one_use(value)
         for part in inner.inputs if inner is not None and is_nested else (value,):
             merged = _join_slices(parts[-1], part, axis, rewriter) if parts else None
             if merged is None:
@@ -188,7 +188,7 @@ def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
     if not any(padding):
         return source
     inner = producer(source, "PAD")
-    if inner is None or inner.attrs["pad_const"] != op.attrs["pad_const"] or not rewriter.single_use(source):
+    if inner is None or inner.attrs["pad_const"] != op.attrs["pad_const"] or not rewriter.has_one_use(source):
         return None
     padding = _add_elementwise(padding, inner.attrs["padding"])
     pairs = list(zip(padding[::2], padding[1::2], strict=True))
@@ -199,7 +199,7 @@ def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
     """TILE of a TILE, and TILE by 1."""
     source, multiples = op.inputs[0], op.attrs["multiples"]
     inner = producer(source, "TILE")
-    if inner is not None and rewriter.single_use(source):
+    if inner is not None and rewriter.has_one_use(source):
         total = [a * b for a, b in zip(multiples, inner.attrs["multiples"], strict=True)]
         return rewriter.build.tile(inner.inputs[0], total)
     return source if all(multiple == 1 for multiple in multiples) else None

@@ -22,7 +22,7 @@ def hoist_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     if widen is None or widen.kind not in UNARY or widen.attrs.get("per_channel"):
         return None
     narrow = widen.inputs[0]
-    if narrow.dtype.numpy.itemsize >= widened.dtype.numpy.itemsize or not rewriter.single_use(widened):
+    if narrow.dtype.numpy.itemsize >= widened.dtype.numpy.itemsize or not rewriter.has_one_use(widened):
         return None
     reshaped = rewriter.build.reshape(narrow, op.output.shape)
     return rewriter.build.emit(widen.kind, (reshaped,), op.output.dtype, **widen.attrs)

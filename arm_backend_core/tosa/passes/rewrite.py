@@ -23,12 +23,12 @@ class Rewriter:
         """The readers of ``value`` when the sweep began; None if ``value`` is an output of the graph or new."""
         return None if value in self._outputs else self._users.get(value)
 
-    def single_use(self, value: Value) -> bool:
-        """Whether exactly one operator reads ``value``; False if this sweep does not know."""
+    def has_one_use(self, value: Value) -> bool:
+        """Whether exactly one operator reads ``value``; False if ``users`` returns None."""
         return self.only_user(value) is not None
 
     def only_user(self, value: Value) -> Op | None:
-        """The single reader of ``value``; None if there are others or this sweep does not know."""
+        """The single reader of ``value``; None if it has several or none, or if ``users`` returns None."""
         match self.users(value):
             case [reader]:
                 return reader
@@ -58,12 +58,12 @@ def producer(value: Value, kind: str) -> Op | None:
 
 
 def skip_through(value: Value, *kinds: str) -> Value:
-    """The value from which ``value`` results by operators of these kinds alone."""
+    """Follow first operands back from ``value``, past these kinds; returns the value where the walk ends."""
     return trace_back(value, lambda op: op.kind in kinds)[0]
 
 
 def trace_back(value: Value, is_passed: Callable[[Op], bool]) -> tuple[Value, list[Op]]:
-    """Follow first operands back from ``value``, past all operators that ``is_passed``.
+    """Follow first operands back from ``value``, past operators for which ``is_passed`` is true.
 
     Returns:
         the value where the walk ends, and the passed operators in execution order.
@@ -83,8 +83,8 @@ def has_constant_weights(convolution: Op) -> bool:
 def apply_once(graph: Graph, target: Target, rules: Rules, *, no_swaps: bool = False) -> bool:
     """Offer every operator, in execution order, to ``rules[kind]``.
 
-    Operators that a rule emitted before it returned None, or before the target refused an operator, are dead and
-    removed.
+    A rule may emit operators and then return None, or the target may refuse one of them. These operators are dead.
+    Dead operators are removed before the sweep, and after it if a rule applied.
 
     Args:
         no_swaps: the rules never exchange an operator with its neighbour (f(TRANSPOSE(x)) to TRANSPOSE(f(x))). It
@@ -115,7 +115,7 @@ def apply_once(graph: Graph, target: Target, rules: Rules, *, no_swaps: bool = F
     return bool(replaced)
 
 
-#: Operators without cost once arithmetic absorbs them.
+#: Data movement that costs nothing once it is folded into arithmetic, which then need not inherit its origins.
 _FREE_MOVEMENT = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
@@ -131,15 +131,17 @@ def _propagate_origins(emitted: Mapping[Op, Sequence[Op]], live: Collection[Op],
         no_swaps: as in ``apply_once``.
     """
     for replaced, ops in emitted.items():
-        by_heir: dict[Op, list[Op]] = {}
+        absorbed: dict[Op, list[Op]] = {}
         for dead in _dead_operators_between({value for op in ops for value in op.inputs}, replaced, live):
             same_kind = [op for op in ops if op.kind == dead.kind]
-            for heir in same_kind or (() if dead.kind in _FREE_MOVEMENT else ops):
-                by_heir.setdefault(heir, []).append(dead)
-        for heir, others in by_heir.items():
+            for replacement in same_kind or (() if dead.kind in _FREE_MOVEMENT else ops):
+                absorbed.setdefault(replacement, []).append(dead)
+        for replacement, dead_ops in absorbed.items():
             is_swap = not no_swaps and replaced.kind in {op.kind for op in ops}
-            is_moved = is_swap and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
-            heir.origins = merge_origins(others if is_moved else [heir, *others])
+            is_moved = (
+                is_swap and replacement.kind != replaced.kind and replacement.kind in {dead.kind for dead in dead_ops}
+            )
+            replacement.origins = merge_origins(dead_ops if is_moved else [replacement, *dead_ops])
 
 
 def _dead_operators_between(read_values: Collection[Value], root: Op, live: Collection[Op]) -> list[Op]:
@@ -158,7 +160,7 @@ def _dead_operators_between(read_values: Collection[Value], root: Op, live: Coll
     return [op for op in found if op.output in reached]
 
 
-#: Sweeps beyond the number of operators for rules that split an operator.
+#: Added to the bound on the number of sweeps, which is the number of operators, for rules that split an operator.
 _SPLIT_SWEEPS = 8
 
 

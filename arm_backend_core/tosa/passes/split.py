@@ -53,7 +53,7 @@ def _find_path(op: Op, rewriter: Rewriter) -> list[_PathNode] | None:
         spans = _operand_spans(step, spans)
         if spans is not None:
             value = step.inputs[0]
-            spans = spans if rewriter.single_use(value) else None
+            spans = spans if rewriter.has_one_use(value) else None
     return None
 
 

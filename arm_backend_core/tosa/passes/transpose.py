@@ -45,7 +45,7 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """
     moved = [value for value in op.inputs if value.data is None]
     transpose = producer(moved[0], "TRANSPOSE") if len(moved) == 1 else None
-    if transpose is None or moved[0].shape != op.output.shape or not rewriter.single_use(moved[0]):
+    if transpose is None or moved[0].shape != op.output.shape or not rewriter.has_one_use(moved[0]):
         return None
     if op.output.dtype.numpy.itemsize > moved[0].dtype.numpy.itemsize:
         return None

@@ -43,7 +43,7 @@ def sink_slice(op: Op, rewriter: Rewriter) -> Value | None:
     free.
     """
     slice_op = producer(op.inputs[0], "SLICE")
-    if slice_op is None or slice_op.inputs[0].size > op.output.size * 5 // 4 or not rewriter.single_use(op.inputs[0]):
+    if slice_op is None or slice_op.inputs[0].size > op.output.size * 5 // 4 or not rewriter.has_one_use(op.inputs[0]):
         return None
     perms = op.attrs["perms"]
     whole = rewriter.build.transpose(slice_op.inputs[0], perms)

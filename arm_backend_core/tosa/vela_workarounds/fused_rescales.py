@@ -41,11 +41,11 @@ def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
 
     def is_passed(before: Op) -> bool:
         keeps_values = before.kind in ("IDENTITY", "RESHAPE") or is_identity_rescale(before)
-        return keeps_values and rewriter.single_use(before.output)
+        return keeps_values and rewriter.has_one_use(before.output)
 
     maximum, _ = trace_back(op.inputs[0], is_passed)
     is_maximum = maximum.producer is not None and maximum.producer.kind in ("MAX_POOL2D", "REDUCE_MAX")
-    return is_maximum and rewriter.single_use(maximum) and maximum.dtype is op.output.dtype
+    return is_maximum and rewriter.has_one_use(maximum) and maximum.dtype is op.output.dtype
 
 
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
@@ -90,10 +90,10 @@ def _match_unequal_scales(op: Op, rewriter: Rewriter) -> _ScaledSum | None:
     larger scale is 2**14 or 2**19. RESHAPE and TRANSPOSE after the sum are skipped, since Vela may remove them.
     """
     x, _ = trace_back(
-        op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.single_use(move.output)
+        op.inputs[0], lambda move: move.kind in ("RESHAPE", "TRANSPOSE") and rewriter.has_one_use(move.output)
     )
     total = x.producer
-    if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(x):
+    if total is None or total.kind not in ("ADD", "SUB") or not rewriter.has_one_use(x):
         return None
     if op.attrs["per_channel"] or op.output.dtype not in (DType.INT8, DType.INT16):
         return None
@@ -145,7 +145,7 @@ def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[lis
         term = producer(value, "RESCALE")
         if term is not None and merged and not only_single_use:
             term = _first_of_merged_rescales(term, rewriter)
-        if term is None or term.attrs["per_channel"] or (only_single_use and not rewriter.single_use(value)):
+        if term is None or term.attrs["per_channel"] or (only_single_use and not rewriter.has_one_use(value)):
             return None
         multiplier, shift = int(term.attrs["multiplier"][0]), int(term.attrs["shift"][0])
         if multiplier % (1 << shift) or multiplier >> shift >= 1 << 15:
@@ -159,7 +159,7 @@ def _integer_scales(total: Op, rewriter: Rewriter, *, merged: bool) -> tuple[lis
 
 def _first_of_merged_rescales(term: Op, rewriter: Rewriter) -> Op:
     """The first of consecutive RESCALEs that Vela merges: all behind it are by 1."""
-    while is_identity_rescale(term) and rewriter.single_use(term.inputs[0]):
+    while is_identity_rescale(term) and rewriter.has_one_use(term.inputs[0]):
         before = producer(term.inputs[0], "RESCALE")
         if before is None:
             break
@@ -224,8 +224,8 @@ def _is_clipped_by_producer(op: Op, rewriter: Rewriter) -> bool:
     """
     if op.attrs["input_zp"] or rescale_factors(op).max() <= 1:
         return False
-    x, _ = trace_back(op.inputs[0], lambda before: rewriter.single_use(before.output) and _is_skippable(before))
-    if x.producer is None or not rewriter.single_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
+    x, _ = trace_back(op.inputs[0], lambda before: rewriter.has_one_use(before.output) and _is_skippable(before))
+    if x.producer is None or not rewriter.has_one_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     clipping = [source.producer for source in sources if _cannot_scale(source.producer)]

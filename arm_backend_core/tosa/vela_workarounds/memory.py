@@ -83,7 +83,7 @@ def _loses_concat_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """
     op = skip_through(value, "RESCALE", "RESHAPE").producer
     has_reshape = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
-    if op is None or not rewriter.single_use(value):
+    if op is None or not rewriter.has_one_use(value):
         return False
     if op.kind == "DEPTHWISE_CONV2D":
         return op.inputs[1].shape[3] > 1 and not has_reshape
@@ -98,7 +98,7 @@ def _loses_upsampling_offset(reader: Op, value: Value, rewriter: Rewriter) -> bo
     Vela splits a TRANSPOSE_CONV2D by the rows and columns between those of its operand.
     """
     op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
-    return op is not None and rewriter.single_use(value)
+    return op is not None and rewriter.has_one_use(value)
 
 
 def _indices_may_be_overwritten(op: Op, rewriter: Rewriter) -> bool:

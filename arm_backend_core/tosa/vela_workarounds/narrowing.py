@@ -52,7 +52,7 @@ def _is_widened_again(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool
 
     By 1 always. By another scale (``scaled``) on U85, and on U55 and U65 only if it is the single reader.
     """
-    may_merge = scaled and (rewriter.single_use(value) or rewriter.build.target.hardware.fuses_shared_rescale)
+    may_merge = scaled and (rewriter.has_one_use(value) or rewriter.build.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
         if op.kind == "RESCALE" and (power_of_two(op) == 0 or may_merge) and op.output.dtype.bytes >= value.dtype.bytes:
             return True

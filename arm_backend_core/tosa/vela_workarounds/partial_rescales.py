@@ -61,7 +61,7 @@ def _is_size_one_reshape(op: Op) -> bool:
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela merges the RESCALE ``before`` and ``op``, its only reader: one of them is by 1."""
-    return before.kind == "RESCALE" and rewriter.single_use(before.output) and 0 in map(power_of_two, (before, op))
+    return before.kind == "RESCALE" and rewriter.has_one_use(before.output) and 0 in map(power_of_two, (before, op))
 
 
 def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
@@ -71,11 +71,11 @@ def _find_partitioned_producer(op: Op, rewriter: Rewriter) -> Op | None:
     """
 
     def is_passed(view: Op) -> bool:
-        return rewriter.single_use(view.output) and (view.kind == "RESHAPE" or _merges_with(view, op, rewriter))
+        return rewriter.has_one_use(view.output) and (view.kind == "RESHAPE" or _merges_with(view, op, rewriter))
 
     value, _ = trace_back(op.inputs[0], is_passed)
     join = value.producer
-    if join is None or not rewriter.single_use(value):
+    if join is None or not rewriter.has_one_use(value):
         return None
     is_split_pool = join.kind in ("AVG_POOL2D", "MAX_POOL2D") and max(join.attrs["stride"]) > 3
     return join if is_split_pool or join.kind in _JOINS else None
@@ -218,7 +218,7 @@ def _fuses_operands(op: Op, rewriter: Rewriter) -> bool:
 
 def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
     """Whether no other operator reads any operand."""
-    return all(rewriter.single_use(value) for value in op.inputs)
+    return all(rewriter.has_one_use(value) for value in op.inputs)
 
 
 def _has_fusible_scales(terms: list[Op | None]) -> bool:
@@ -239,8 +239,8 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
     """Whether Vela may fuse a RESCALE into the producer of its operand, whose only reader it is."""
     x = value.producer.inputs[0] if value.producer is not None else value
-    x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.single_use(view.output))
-    return rewriter.single_use(x) and x.producer is not None and x.producer.kind not in _NEVER_RESCALES
+    x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
+    return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _NEVER_RESCALES
 
 
 def _is_duplicated(value: Value, rewriter: Rewriter) -> bool:
@@ -255,7 +255,7 @@ def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     It is not first there, and its producer does not fuse it. Vela writes it to the start of the larger tensor.
     """
     rescale = producer(value, "RESCALE")
-    if rescale is None or not _has_int32(rescale) or not rewriter.single_use(value):
+    if rescale is None or not _has_int32(rescale) or not rewriter.has_one_use(value):
         return False
     if reader.kind == "CONCAT" and value is reader.inputs[0]:
         return False
@@ -267,7 +267,7 @@ def _loses_own_offset(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
     """Whether Vela fuses the RESCALE into its producer."""
     op = rescale.inputs[0].producer
-    if op is None or rescale.attrs["input_zp"] or not rewriter.single_use(op.output):
+    if op is None or rescale.attrs["input_zp"] or not rewriter.has_one_use(op.output):
         return False
     is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW for value in op.inputs)
     if op.kind == "TABLE":

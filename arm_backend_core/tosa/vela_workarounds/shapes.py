@@ -31,7 +31,7 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
         return False
-    return len(_strip_leading_ones(x.shape)) > 3 and rewriter.single_use(x)
+    return len(_strip_leading_ones(x.shape)) > 3 and rewriter.has_one_use(x)
 
 
 def _flatten_activation(op: Op, match: bool, rewriter: Rewriter) -> Value:

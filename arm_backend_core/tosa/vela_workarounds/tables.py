@@ -55,7 +55,7 @@ def _duplicate_table_operand(op: Op, rewriter: Rewriter) -> Value | None:
         or op.output.dtype is DType.INT8
     ):
         return None
-    if rewriter.single_use(rescale.output) and rewriter.single_use(arithmetic.output):
+    if rewriter.has_one_use(rescale.output) and rewriter.has_one_use(arithmetic.output):
         return None
     return _emit_unary_steps([op], emit_copy(op.inputs[0], rewriter.build), rewriter.build)
 
@@ -134,7 +134,7 @@ def _collect_steps(op: Op, rewriter: Rewriter) -> list[Op]:
     steps = [op]
     while steps[0].kind in ("TABLE", "RESCALE", "RESHAPE") and not steps[0].attrs.get("per_channel"):
         operand = steps[0].inputs[0]
-        if operand.producer is None or not rewriter.single_use(operand):
+        if operand.producer is None or not rewriter.has_one_use(operand):
             return []
         steps.insert(0, operand.producer)
     is_arithmetic = steps[0].kind in ELEMENTWISE - {"CLAMP", "RESCALE", "TABLE"}
@@ -160,7 +160,7 @@ def _may_chain_tables(op: Op, table: Op, length: int, operands: int, rewriter: R
             return True
     if op.kind not in ("CLAMP", "RESCALE", "RESHAPE", "TABLE"):  # Vela fuses or removes these four kinds
         length, operands = length + 1, operands + _count_operands(op) - 1
-    producers = [value.producer for value in op.inputs if rewriter.single_use(value) and value.producer is not None]
+    producers = [value.producer for value in op.inputs if rewriter.has_one_use(value) and value.producer is not None]
     return any(_may_chain_tables(parent, table, length, operands, rewriter) for parent in producers)
 
 
@@ -176,10 +176,10 @@ def _count_table_operands(op: Op, rewriter: Rewriter) -> int:
     """
     value = op.inputs[0]
     rescale = producer(value, "RESCALE")
-    if rescale is not None and rewriter.single_use(value) and not rescale.attrs["per_channel"]:
+    if rescale is not None and rewriter.has_one_use(value) and not rescale.attrs["per_channel"]:
         value = rescale.inputs[0]
     arithmetic = value.producer
-    is_fused = arithmetic is not None and arithmetic.kind in ("ADD", "SUB", "MUL") and rewriter.single_use(value)
+    is_fused = arithmetic is not None and arithmetic.kind in ("ADD", "SUB", "MUL") and rewriter.has_one_use(value)
     return _count_operands(arithmetic) if is_fused and arithmetic is not None else 1
 
 
@@ -199,7 +199,7 @@ def _slice_operand(value: Value, axis: int, span: tuple[int, int], rewriter: Rew
     b, (start, end), op = rewriter.build, span, producer(value, "RESCALE")
     if value.shape[axis] == 1:
         return value
-    if op is not None and value.dtype is DType.INT32 and rewriter.single_use(value) and not op.attrs["per_channel"]:
+    if op is not None and value.dtype is DType.INT32 and rewriter.has_one_use(value) and not op.attrs["per_channel"]:
         return _emit_unary_steps([op], _slice_operand(op.inputs[0], axis, span, rewriter), b)
     if value.data is not None:
         return b.const(value.data.take(range(start, end), axis), value.dtype)

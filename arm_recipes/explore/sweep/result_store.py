@@ -18,7 +18,7 @@ _OUTPUTS = ".outputs.pt"
 
 
 class ResultStore:
-    """Figures of configurations and outputs of programs, one file for each.
+    """Vela's estimates for configurations (``Figures``) and the outputs of programs, a file for each key.
 
     Args:
         cache_dir: folder, created if missing; None disables the store.
@@ -72,7 +72,7 @@ class ResultStore:
             return None
         try:
             outputs: list[list[Any]] = torch.load(self._folder / f"{key}{_OUTPUTS}", weights_only=True)
-        except Exception:  # torch raises any exception on a damaged file, which is computed again
+        except Exception:  # torch.load raises many types on a damaged file; the caller computes it again
             return None
         return outputs
 

@@ -135,7 +135,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         module = models[METHOD]
         program = module if isinstance(module, ExportedProgram) else capture(METHOD, module, examples[0], None)
         if program is module:
-            capture.inspect(METHOD, program, given=True)
+            capture.inspect(METHOD, program, captured_by_user=True)
     return program, list(examples) if originals is None else originals, examples, [*notes, *capture.notes]
 
 

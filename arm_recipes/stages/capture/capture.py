@@ -45,7 +45,7 @@ class Capture:
         strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
 
     Attributes:
-        notes: one sentence for each method that needed ``strict=True``, and for each kind of training behaviour.
+        notes: one sentence for each method that needed ``strict=True``, and for each kind of training behavior.
     """
 
     def __init__(self, strict: bool | None) -> None:
@@ -103,15 +103,15 @@ class Capture:
         self.inspect(method, program)
         return program
 
-    def inspect(self, method: str, program: ExportedProgram, *, given: bool = False) -> None:
+    def inspect(self, method: str, program: ExportedProgram, *, captured_by_user: bool = False) -> None:
         """Warn about operators of a program that behave as in training mode.
 
         Args:
             method: name of the method.
             program: the captured program.
-            given: the user captured the program, maybe in training mode.
+            captured_by_user: the user captured the program, maybe in training mode.
         """
-        for text in training_behavior(program, captured_elsewhere=given):
+        for text in training_behavior(program, captured_by_user=captured_by_user):
             note = f"'{method}' {text}"
             self.notes.append(note)
             warn(note)

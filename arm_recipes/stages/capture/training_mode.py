@@ -1,4 +1,4 @@
-"""Training behaviour: operators of a captured program that use batch statistics, dropout or random numbers.
+"""Training behavior: operators of a captured program that use batch statistics, dropout or random numbers.
 
 ``model.eval()`` has no effect on a captured program, nor on ``F.dropout(x, p)``, which is active unless the model
 passes ``training=self.training``.
@@ -14,34 +14,36 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 #: Number of layers or lines that a message names.
-_NAMED = 4
-_EVAL = "call model.eval() before torch.export.export()"
-_ARGUMENT = "pass training=self.training"
-_BATCH = "normalizes with the statistics of each batch, not with the running ones"
-_DROPS = "is random at every run, as in training"
-_ATTENTION = "asks for dropout at every call, as in training, and is computed without it"
-_DRAWS = "draws random numbers at every run, so that its results differ"
-_AS_INPUT = "give random numbers as an input where runs are to be equal"
+_MAX_PLACES = 4
+# Remedies.
+_CALL_EVAL = "call model.eval() before torch.export.export()"
+_PASS_TRAINING = "pass training=self.training"
+_INPUT_RANDOM = "pass the random numbers as an input if runs must be reproducible"
+# Kinds of training behavior.
+_BATCH_STATISTICS = "normalizes with the statistics of each batch, not with the running ones"
+_ACTIVE_DROPOUT = "is random at every run, as in training"
+_ATTENTION_DROPOUT = "asks for dropout at every call, as in training, but the exported program omits it"
+_RANDOM_NUMBERS = "draws random numbers at every run, so that its results differ"
 
 
-def training_behavior(program: ExportedProgram, *, captured_elsewhere: bool = False) -> list[str]:
-    """Describe the operators with training behaviour: a sentence per kind, with layers or lines, and the remedy.
+def training_behavior(program: ExportedProgram, *, captured_by_user: bool = False) -> list[str]:
+    """Describe the operators with training behavior: a sentence per kind, with layers or lines, and the remedy.
 
     Args:
         program: the captured program.
-        captured_elsewhere: the user captured the program, so the model may have been in training mode.
+        captured_by_user: the user captured the program, so the model may have been in training mode.
     """
     found: dict[tuple[str, str], dict[str, None]] = {}
     for node in program.graph.nodes:
         what = _behavior(node)
         if what is not None:
-            remedy = _remedy(node, what, captured_elsewhere)
+            remedy = _remedy(node, what, captured_by_user)
             found.setdefault((what, remedy), {})[_place(node)] = None
     return [f"{what}: {_join_limited(list(places))}; {remedy}" for (what, remedy), places in found.items()]
 
 
 def _behavior(node: Node) -> str | None:
-    """The training behaviour of ``node``, or None."""
+    """The training behavior of ``node``, or None."""
     from arm_backend_core.nodes import arguments_of, is_random, mutates, overload_of
 
     overload = overload_of(node.target)
@@ -50,23 +52,24 @@ def _behavior(node: Node) -> str | None:
     known = arguments_of(node)
     trains = any(known.get(name) is True for name in ("training", "train", "use_input_stats"))
     if trains and known.get("running_mean") is not None:
-        return _BATCH
+        return _BATCH_STATISTICS
     if not is_random(node) or not (node.users or mutates(node)):
         return None
     if "dropout_p" in known:
-        return _ATTENTION
-    return _DROPS if trains or "dropout" in str(overload) else _DRAWS
+        return _ATTENTION_DROPOUT
+    return _ACTIVE_DROPOUT if trains or "dropout" in str(overload) else _RANDOM_NUMBERS
 
 
-def _remedy(node: Node, what: str, captured_elsewhere: bool) -> str:
+def _remedy(node: Node, what: str, captured_by_user: bool) -> str:
     layer = _layer(node)
-    theirs = layer is not None and layer[1].startswith("torch.nn.")
-    if captured_elsewhere and (theirs or what == _BATCH):
-        return _EVAL
-    if what == _DRAWS and not theirs:
-        return f"{_AS_INPUT}; {_EVAL} where it draws in training alone" if captured_elsewhere else _AS_INPUT
-    own = "pass dropout_p=p if self.training else 0.0" if what == _ATTENTION else _ARGUMENT
-    return f"{own}, and {_EVAL}" if captured_elsewhere else own
+    is_torch_layer = layer is not None and layer[1].startswith("torch.nn.")
+    if captured_by_user and (is_torch_layer or what == _BATCH_STATISTICS):
+        return _CALL_EVAL
+    if what == _RANDOM_NUMBERS and not is_torch_layer:
+        only_training = f"if the model draws them only in training, {_CALL_EVAL}"
+        return f"{_INPUT_RANDOM}; {only_training}" if captured_by_user else _INPUT_RANDOM
+    fix_call = "pass dropout_p=p if self.training else 0.0" if what == _ATTENTION_DROPOUT else _PASS_TRAINING
+    return f"{fix_call}, and {_CALL_EVAL}" if captured_by_user else fix_call
 
 
 def _layer(node: Node) -> tuple[str, str] | None:
@@ -94,5 +97,5 @@ def _place(node: Node) -> str:
 
 
 def _join_limited(places: list[str]) -> str:
-    more = f" and {len(places) - _NAMED} more" if len(places) > _NAMED else ""
-    return ", ".join(places[:_NAMED]) + more
+    more = f" and {len(places) - _MAX_PLACES} more" if len(places) > _MAX_PLACES else ""
+    return ", ".join(places[:_MAX_PLACES]) + more
