@@ -127,7 +127,7 @@ def _compile_partition(
     Raises:
         CompileError: a pass or the backend's compiler failed.
     """
-    results = [value.dtype for value in graph.outputs]
+    output_dtypes = [value.dtype for value in graph.outputs]
     try:
         pipeline.run(graph, spec.target, make_alternatives_pass(spec))
         assert all(op.origins for op in graph.walk()), "an operator has no origin"
@@ -159,11 +159,11 @@ def _compile_partition(
         handles=_debug_handles_by_operator(partition, graph),
     )
     events.current().delegates.append(record)
-    inputs = [
+    input_formats = [
         (lowering.boundary_value(node)[1], value.dtype)
         for node, value in zip(partition.inputs, graph.inputs, strict=True)
     ]
-    execute = _make_reference_executor(flatbuffer, inputs, results)
+    execute = _make_reference_executor(flatbuffer, input_formats, output_dtypes)
     return CompiledPartition(partition, spec.backend_id, payload.data, [*spec.to_list(), *extra_specs], execute, record)
 
 
@@ -175,7 +175,10 @@ def _set_debug_handles(partitions: Sequence[Partition]) -> None:
 
 
 def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """Debug handles of each TOSA operator, by its index, which runtimes report (also for compiled payloads)."""
+    """Debug handles of each TOSA operator, in the order of the graph.
+
+    Runtimes report the index of a TOSA operator in this order, for compiled payloads too.
+    """
     handles = {node.name: handle for node in partition.nodes if (handle := debug_handle_of(node)) is not None}
     return tuple(tuple(sorted({handles[o.node] for o in op.origins if o.node in handles})) for op in graph.walk())
 
@@ -183,14 +186,17 @@ def _debug_handles_by_operator(partition: Partition, graph: Graph) -> tuple[tupl
 def _compile_payload(
     partition: Partition, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec
 ) -> tuple[Payload, ArmCompileSpec]:
-    """Compile the graph for the backend; returns the payload, and the compile spec with all choices made.
+    """Compile the graph for the backend.
+
+    Returns:
+        The payload, and the compile spec that it was compiled for: ``optimise="auto"`` may have chosen another goal.
 
     Raises:
         CompileError: the backend's compiler failed. The error names the ATen operator at fault if that can be found.
     """
 
     def locate(text: str) -> tuple[str, str] | None:
-        """The ATen operator and source line of the first TOSA operator whose kind occurs in a tool's message."""
+        """Return ATen operator and source line of the first TOSA operator whose kind occurs in a tool's message."""
         for op in graph.ops:
             if op.kind in text.upper() and op.origin is not None:
                 return op.origin.operator, op.origin.source
@@ -198,7 +204,7 @@ def _compile_payload(
 
     read_values = graph.users().keys() | set(graph.outputs)
     unused_inputs = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read_values}
-    inputs, results = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
+    input_bytes, output_bytes = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     try:
         return compile_best(
             spec,
@@ -207,8 +213,8 @@ def _compile_payload(
             locate=locate,
             graph=graph,
             unused_inputs=unused_inputs,
-            inputs=inputs,
-            results=results,
+            inputs=input_bytes,
+            results=output_bytes,
         )
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None
@@ -223,33 +229,38 @@ def _describe_boundary_tensor(node: Node, value: Value, lowering: Lowering) -> e
 
 
 def _make_reference_executor(
-    flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]
+    flatbuffer: bytes, input_formats: Sequence[tuple[Layout, DType]], output_dtypes: Sequence[DType]
 ) -> _Executor:
-    """A function that executes the delegate on the TOSA reference model, for calls of the compiled program."""
+    """Return a function that executes the delegate on the TOSA reference model.
+
+    It runs when Python calls the delegated ``ExportedProgram``. The ``.pte`` does not contain it.
+    """
 
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
             _to_array(tensor.detach().cpu().permute(order).contiguous(), dtype)
-            for tensor, (order, dtype) in zip(tensors, inputs, strict=True)
+            for tensor, (order, dtype) in zip(tensors, input_formats, strict=True)
         ]
-        return [_to_tensor(*result) for result in zip(reference.run(flatbuffer, arrays), results, strict=True)]
+        outputs = reference.run(flatbuffer, arrays)
+        return [_to_tensor(array, dtype) for array, dtype in zip(outputs, output_dtypes, strict=True)]
 
     return execute
 
 
 #: torch dtypes that NumPy lacks -> the integer dtype that carries their bits.
-_BITCAST_TYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
-_TORCH_TYPES = {dtype_of(kind): kind for kind in _BITCAST_TYPES}
+_BITCAST_DTYPES = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+#: The same torch dtypes by their TOSA dtype.
+_TORCH_DTYPES = {dtype_of(dtype): dtype for dtype in _BITCAST_DTYPES}
 
 
 def _to_array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
     if tensor.dtype is torch.bool and dtype is DType.INT8:  # hardware without booleans takes int8
         tensor = tensor.char()
-    return np.asarray(tensor.view(_BITCAST_TYPES.get(tensor.dtype, tensor.dtype)).numpy())
+    return np.asarray(tensor.view(_BITCAST_DTYPES.get(tensor.dtype, tensor.dtype)).numpy())
 
 
 def _to_tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
-    if dtype not in _TORCH_TYPES:
+    if dtype not in _TORCH_DTYPES:
         return torch.from_numpy(np.array(array, dtype=bool if dtype is DType.BOOL else None))
     bits = np.array(array).view(np.int16 if dtype is DType.BF16 else np.uint8)
-    return torch.from_numpy(bits).view(_TORCH_TYPES[dtype])
+    return torch.from_numpy(bits).view(_TORCH_DTYPES[dtype])

@@ -1,4 +1,7 @@
-"""Dilation folding: 1D convolutions with dilation become 2D convolutions without, and absorb a PAD before them."""
+"""Dilation folding: rewrite a dilated 1D convolution to an undilated 2D convolution (compare space-to-batch).
+
+A PAD before the convolution becomes padding of the convolution.
+"""
 
 from __future__ import annotations
 
@@ -13,71 +16,80 @@ _KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
 
 
 def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
-    """Rewrite a convolution with dilation d on [N, 1, T, C], and its RESCALE, as one on [N, T / d, d, C] without.
+    """Rewrite a 1D convolution with dilation d and its RESCALE to a 2D convolution with dilation 1 and a RESCALE.
 
-    Element q * d + r is in row q, column r, so taps that are d apart are in neighbouring rows of a column, and leading
-    padding by a multiple of d is rows of padding. Other lengths are padded, and the result is sliced. With d = 1 only
-    the PAD is folded into the convolution. Bit-equal: padding is the zero point, and all other products are the same.
+    The input [N, 1, T, C] is viewed as [N, T / d, d, C], as space-to-batch does, with the d phases in the width.
+    Element q * d + r is in row q, column r. Taps that are d apart are therefore in adjacent rows of one column, and
+    leading padding by a multiple of d is whole rows. If T or the padding is not a multiple of d, a PAD extends the
+    input, and a SLICE cuts the result. With d = 1, only a PAD before the convolution is folded into it.
+
+    Bit-equal: each output sums the same products, and padded elements are the zero point, which adds 0.
     """
     op = rescale.inputs[0].producer
     if op is None or op.kind not in _KINDS:
         return None
-    b, (x, front), weight = rewriter.build, _skip_padding(op), op.inputs[1]
-    step, kernel = op.attrs["dilation"][1], weight.shape[_height_axis(op) + 1]
-    n, _, length, _ = op.output.shape
-    size, channels = x.shape[-2:]
-    rows = -(-length // step)  # of results
-    aligned = front % step == 0 and size % step == 0 and front < kernel * step
-    if not aligned:
-        after = (rows + kernel - 1) * step - size - front
-        if step == 1 or after < 0:
+    b, (x, pad_before), weight = rewriter.build, _skip_padding(op), op.inputs[1]
+    dilation, kernel = op.attrs["dilation"][1], weight.shape[_height_axis(op) + 1]
+    n, _, output_length, _ = op.output.shape
+    input_length, channels = x.shape[-2:]
+    output_rows = -(-output_length // dilation)
+    divides = pad_before % dilation == 0 and input_length % dilation == 0 and pad_before < kernel * dilation
+    if not divides:
+        pad_after = (output_rows + kernel - 1) * dilation - input_length - pad_before
+        if dilation == 1 or pad_after < 0:
             return None
-        x, front = b.pad(b.reshape(x, (n, size, channels)), [(0, 0), (front, after), (0, 0)], op.attrs["input_zp"]), 0
-    top = front // step
-    bottom = rows + kernel - 1 - top - x.shape[-2] // step
-    if not 0 <= bottom < kernel or (step == 1 and x.shape[-2:] == op.inputs[0].shape[-2:]) or weight.data is None:
+        padding = [(0, 0), (pad_before, pad_after), (0, 0)]
+        x, pad_before = b.pad(b.reshape(x, (n, input_length, channels)), padding, op.attrs["input_zp"]), 0
+    top = pad_before // dilation
+    bottom = output_rows + kernel - 1 - top - x.shape[-2] // dilation
+    is_unchanged = dilation == 1 and x.shape[-2:] == op.inputs[0].shape[-2:]
+    if not 0 <= bottom < kernel or is_unchanged or weight.data is None:
         return None
-    image = b.reshape(x, (n, x.shape[-2] // step, step, channels) if step > 1 else (n, 1, size, channels))
-    data = np.swapaxes(weight.data, _height_axis(op), _height_axis(op) + 1) if step > 1 else weight.data
-    pad = [top, bottom, 0, 0] if step > 1 else [0, 0, top, bottom]
+    image_size = (x.shape[-2] // dilation, dilation) if dilation > 1 else (1, input_length)
+    image = b.reshape(x, (n, *image_size, channels))
+    data = np.swapaxes(weight.data, _height_axis(op), _height_axis(op) + 1) if dilation > 1 else weight.data
+    pad = [top, bottom, 0, 0] if dilation > 1 else [0, 0, top, bottom]
     attrs = {**op.attrs, "pad": pad, "dilation": [1, 1]}
     inputs = (image, constant(data, weight.dtype), op.inputs[2])
-    total = b.emit(op.kind, inputs, op.output.dtype, **attrs)
-    result = b.emit("RESCALE", (total,), rescale.output.dtype, **rescale.attrs)
-    result = b.reshape(result, (n, 1, rows * step, op.output.shape[3]))
+    accumulator = b.emit(op.kind, inputs, op.output.dtype, **attrs)
+    result = b.emit("RESCALE", (accumulator,), rescale.output.dtype, **rescale.attrs)
+    result = b.reshape(result, (n, 1, output_rows * dilation, op.output.shape[3]))
     return b.slice(result, (0, 0, 0, 0), op.output.shape)
 
 
 def _height_axis(op: Op) -> int:
-    """Return the axis of the weight's height."""
+    """Return the axis of the kernel height in the weight; the kernel width is the next axis."""
     return 1 if op.kind == "CONV2D" else 0
 
 
 def _skip_padding(op: Op) -> tuple[Value, int]:
-    """Return the input [.., T, C] in front of a PAD, and the padding before T."""
-    x, front = op.inputs[0], op.attrs["pad"][2]
-    before = producer(x, "RESHAPE")
-    pad = producer(before.inputs[0] if before is not None else x, "PAD")
+    """Return the input [.., T, C] of the PAD before a convolution, and its leading padding of T.
+
+    Without a PAD that can be folded, return the convolution's own input and leading padding.
+    """
+    x, own_padding = op.inputs[0], op.attrs["pad"][2]
+    reshape = producer(x, "RESHAPE")
+    pad = producer(reshape.inputs[0] if reshape is not None else x, "PAD")
     if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"] or any(op.attrs["pad"]):
-        return x, front
-    sides, source = pad.attrs["padding"], pad.inputs[0]
-    along = len(sides) - 4
-    same = source.rank > 1 and source.shape[-1] == x.shape[-1] and pad.output.shape[-2] == x.shape[-2]
-    if not same or any(amount for side, amount in enumerate(sides) if side not in (along, along + 1)):
-        return x, front
-    return source, sides[along]
+        return x, own_padding
+    padding, source = pad.attrs["padding"], pad.inputs[0]
+    before_t = len(padding) - 4  # padding: before and after of each axis; T is the last axis but one
+    keeps_axes = source.rank > 1 and source.shape[-1] == x.shape[-1] and pad.output.shape[-2] == x.shape[-2]
+    if not keeps_axes or any(amount for i, amount in enumerate(padding) if i not in (before_t, before_t + 1)):
+        return x, own_padding
+    return source, padding[before_t]
 
 
 def _match_conv1d(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
-    flat = x.shape[1] == 1 and weight.shape[_height_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
-    if not flat or max(op.attrs["stride"]) > 1:
+    is_1d = x.shape[1] == 1 and weight.shape[_height_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
+    if not is_1d or max(op.attrs["stride"]) > 1:
         return None
     readers = rewriter.users(op.output) or []
     if [reader.kind for reader in readers] != ["RESCALE"]:
         return None
-    _, moves = trace_back(x, lambda before: before.kind in ("RESHAPE", "PAD"))
-    return Region([op, *readers, *reversed(moves)], (readers,))
+    _, reshapes_and_pads = trace_back(x, lambda before: before.kind in ("RESHAPE", "PAD"))
+    return Region([op, *readers, *reversed(reshapes_and_pads)], (readers,))
 
 
 DILATION = Alternative("1D convolutions with folded dilation or padding", _KINDS, fold_dilation, _match_conv1d)

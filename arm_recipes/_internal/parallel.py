@@ -14,8 +14,11 @@ from joblib.parallel import get_active_backend
 _SAFE_PATH = "PYTHONSAFEPATH"
 
 
-def in_parallel(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-    """Yield the results of ``work(*task)`` in completion order. Default: one process per core."""
+def starmap_unordered(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """Yield the results of ``work(*task)`` in completion order, as ``imap_unordered`` of multiprocessing does.
+
+    Unless ``joblib.parallel_config`` says otherwise, there is one process per core.
+    """
     backend, jobs = get_active_backend()
     jobs = -1 if jobs is None else jobs
     calls = (delayed(work)(*task) for task in tasks)
@@ -23,18 +26,19 @@ def in_parallel(work: Callable[..., Any], tasks: Iterable[tuple[Any, ...]]) -> I
         if backend.supports_return_generator:
             yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(calls)
             return
-        # Ray returns results only when all tasks are complete: submit portions, so that finished results are not lost.
+        # Ray returns the results of a call only when all its tasks are complete. Batches limit the results that an
+        # interruption loses.
         with Parallel(n_jobs=jobs) as parallel:
-            while portion := list(islice(calls, 4 * effective_n_jobs(jobs))):
-                yield from parallel(portion)
+            while batch := list(islice(calls, 4 * effective_n_jobs(jobs))):
+                yield from parallel(batch)
 
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """Set PYTHONSAFEPATH for worker processes, so that they import the standard library.
+    """Set PYTHONSAFEPATH, so that worker processes do not search the working directory for modules.
 
-    A worker starts with a module of joblib, and Python searches the working directory first. A ``queue.py`` of the user
-    would shadow the standard library there and end the worker without a message.
+    A worker starts with a module of joblib, and Python then searches the working directory first. A user's ``queue.py``
+    there would shadow the module of the standard library, and the worker would end without a message.
     """
     before = os.environ.get(_SAFE_PATH)
     os.environ[_SAFE_PATH] = "1"

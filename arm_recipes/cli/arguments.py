@@ -218,12 +218,12 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     import torch
 
     from arm_recipes.runtime.tensor_info import TensorInfo
-    from arm_recipes.samples.sample import Pattern
+    from arm_recipes.samples.sample import InputSignature
 
-    pattern = Pattern.of_program(program)
+    input_signature = InputSignature.of_program(program)
     slots = [
         TensorInfo(name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
-        for name, leaf in zip(pattern.names, pattern.leaves, strict=True)
+        for name, leaf in zip(input_signature.names, input_signature.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
     samples = read_argument_samples(args, name, slots)
@@ -233,7 +233,9 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     for tensors in samples:
         values = iter(tensors)
         structured.append(
-            pattern.unflatten([next(values) if isinstance(x, torch.Tensor) else x for x in pattern.leaves])
+            input_signature.unflatten(
+                [next(values) if isinstance(x, torch.Tensor) else x for x in input_signature.leaves]
+            )
         )
     return structured
 

@@ -58,7 +58,7 @@ def compare_with_model(
     with suppress_warnings():
         record = find_method(result, method)
         _check_unchanged(result, method)
-        prepared = prepare_samples(result.patterns[method], method, samples, labels, metric)
+        prepared = prepare_samples(result.input_signatures[method], method, samples, labels, metric)
         spec, notes = make_export_spec(result, record, layers)
         expected: Sequence[list[Any] | None] = [None] * len(prepared.inputs)
         count = _count_layer_samples(layers, spec.plan is not None, len(prepared.inputs))
@@ -127,7 +127,7 @@ def compare(
         if artifact is None:
             prepared = prepare_program_samples(spec_a.inputs, method, samples, labels, metric)
         else:
-            prepared = prepare_samples(artifact.patterns[method], method, samples, labels, metric)
+            prepared = prepare_samples(artifact.input_signatures[method], method, samples, labels, metric)
         has_layers = spec_a.plan is not None and spec_b.plan is not None
         count = _count_layer_samples(layers, has_layers, len(prepared.inputs))
         items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(prepared.inputs)]

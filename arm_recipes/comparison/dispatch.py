@@ -11,7 +11,7 @@ from typing import Any
 import joblib
 import numpy as np
 
-from arm_recipes._internal.parallel import in_parallel
+from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.worker import run_item
 from arm_recipes.comparison.worker_job import ComparisonJob, SampleResult, SampleRunner, WorkItem
 from arm_recipes.runtime import host_library
@@ -58,7 +58,7 @@ def _iter_results(
         data = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
         key, array = hashlib.sha256(data).hexdigest(), np.frombuffer(data, np.uint8)
         with joblib.parallel_config(**({} if workers is None else {"n_jobs": workers})):
-            yield from in_parallel(run_item, ((key, array, item) for item in remaining))
+            yield from starmap_unordered(run_item, ((key, array, item) for item in remaining))
 
 
 def _is_parallel_configured() -> bool:

@@ -14,7 +14,7 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparison.accuracy import flatten_labels
 from arm_recipes.runtime.signature import Value
 from arm_recipes.samples.inputs import sample_list
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class ComparisonSamples:
 
 
 def prepare_samples(
-    pattern: Pattern, method: str, samples: Any, labels: Any, metric: Any, *, argument: str = "samples"
+    input_signature: InputSignature, method: str, samples: Any, labels: Any, metric: Any, *, argument: str = "samples"
 ) -> ComparisonSamples:
-    """Prepare samples for a program that was captured with ``pattern``.
+    """Prepare samples for a program that was captured with ``input_signature``.
 
     Args:
         argument: name of the argument in messages.
@@ -48,12 +48,12 @@ def prepare_samples(
         ValueError: there are no samples, or one does not fit the model; the message names it.
     """
     originals = _to_list(method, samples, argument)
-    arity = pattern.spec.children()[0].num_children
+    arity = input_signature.spec.children()[0].num_children
     positional = [_drop_extras(sample, arity) for sample in originals]
     converted = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(positional)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
-        converted = list(fit_batches(converted, pattern))
+        converted = list(fit_batches(converted, input_signature))
     if is_loader and metric is not None and len(converted) != len(originals):
         raise ValueError(
             f"metric: the DataLoader's {len(originals)} batches become {len(converted)} batches of the program's batch "
@@ -63,8 +63,8 @@ def prepare_samples(
         labels = _loader_labels(originals, arity)
     inputs = []
     for index, sample in enumerate(converted):
-        leaves = pattern.check(sample, f"{argument}[{index}]")
-        inputs.append([x for x, kind in zip(leaves, pattern.leaves, strict=True) if isinstance(kind, Tensor)])
+        leaves = input_signature.check(sample, f"{argument}[{index}]")
+        inputs.append([x for x, kind in zip(leaves, input_signature.leaves, strict=True) if isinstance(kind, Tensor)])
     return ComparisonSamples(
         originals, converted, inputs, None if labels is None else flatten_labels(labels), is_loader
     )

@@ -114,9 +114,9 @@ def save_firmware(
     Args:
         source: a result of ``export``, a loaded program, or the path or bytes of a ``.pte``.
         folder: new, empty, or written by an earlier call; files of the earlier call are replaced.
-        samples: inputs of the self-test. For a result of ``export``: as its argument ``samples``. For a program: a list
-            of samples, each a tuple of input tensors. For several methods: a dict of these by method name. Each sample
-            occupies flash. The self-test of a method without samples has random inputs.
+        samples: inputs of the self-test. For a result of ``export``, they have the form of its argument ``samples``.
+            For a program, they are a list of tuples of input tensors. For several methods, pass a dict of method name
+            to samples. Each sample occupies flash. A method without samples is tested with random inputs.
 
     Raises:
         ValueError: the folder is not writable, the program is for another target, or samples do not fit the program.
@@ -145,7 +145,17 @@ def save_firmware(
 
 
 def build_model(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
-    """Build the content of the files, and run the program on the host; arguments and errors as ``save_firmware``."""
+    """Collect the data of the generated files; runs the program on this machine for the expected outputs.
+
+    Args:
+        source: as for ``save_firmware``.
+        samples: as for ``save_firmware``.
+        name: name of the firmware folder, for the generated build files.
+
+    Raises:
+        ValueError: as for ``save_firmware``.
+        RunError: as for ``save_firmware``.
+    """
     from arm_recipes.pipeline.artifact import Artifact
 
     if isinstance(source, Artifact):
@@ -175,7 +185,7 @@ def _convert_program_sample(method: str, ports: Ports, sample: Any, what: str) -
 
 def _build_model(program: Program, samples: Any, convert: Convert, tool_versions: tuple[str, str], name: str) -> Model:
     inspection, methods = inspect_program(program.data), program.content.methods
-    _check_runnable(inspection)
+    _check_deployable(inspection)
     ports = tuple(_build_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
     cases = tuple(_build_cases(ports, samples, convert))
     pools = measure_pools(program.data, inspection, [_first_case(cases, method_ports.method) for method_ports in ports])
@@ -194,14 +204,14 @@ def _first_case(cases: Sequence[Case], method: str) -> Case:
     return next(case for case in cases if case.method == method)
 
 
-def _check_runnable(inspection: Inspection) -> None:
-    """Raise ValueError unless delegates are Ethos-U with COP1 streams, and inputs and outputs are tensors."""
-    macros: dict[str, str] = {}
+def _check_deployable(inspection: Inspection) -> None:
+    """Raise ValueError for what firmware cannot run: other delegates, other values than tensors, equal macro names."""
+    method_of_macro: dict[str, str] = {}
     for method in inspection.methods:
-        other = macros.setdefault(identifier(method.name).upper(), method.name)
-        if other != method.name:
+        first = method_of_macro.setdefault(identifier(method.name).upper(), method.name)
+        if first != method.name:
             raise ValueError(
-                f"save_firmware: methods '{other}' and '{method.name}' have the same name in upper case, "
+                f"save_firmware: methods '{first}' and '{method.name}' have the same name in upper case, "
                 "which the macros of model.h use: rename one of them"
             )
     for method in inspection.methods:
@@ -215,23 +225,23 @@ def _check_runnable(inspection: Inspection) -> None:
                 )
 
 
-def _check_delegate(delegate: DelegateInspection, has: str) -> None:
+def _check_delegate(delegate: DelegateInspection, prefix: str) -> None:
     payload = delegate.payload
     if delegate.backend != "EthosUBackend":
         raise ValueError(
-            f"{has} a delegate for {delegate.backend}; firmware runs only Ethos-U delegates: export with one of the "
+            f"{prefix} a delegate for {delegate.backend}; firmware runs only Ethos-U delegates: export with one of the "
             "ETHOSU recipes"
         )
     if not isinstance(payload, EthosUPayload):
-        raise ValueError(f"{has} a damaged payload ({delegate.problem}): export it again")
+        raise ValueError(f"{prefix} a damaged payload ({delegate.problem}): export it again")
     if payload.stream != "COP1":
         raise ValueError(
-            f"{has} a command stream of the format {payload.stream}, for Direct Drive from Linux; the firmware driver "
-            "needs COP1: export without direct_drive"
+            f"{prefix} a command stream of the format {payload.stream}, for Direct Drive from Linux; the firmware "
+            "driver needs COP1: export without direct_drive"
         )
     if payload.fast_scratch_bytes is None:
         raise ValueError(
-            f"{has} a payload of another exporter, which does not state its size of fast scratch: export it with "
+            f"{prefix} a payload of another exporter, which does not state its size of fast scratch: export it with "
             "arm_recipes"
         )
 
@@ -270,7 +280,9 @@ def _build_cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iter
             )
 
 
-def _describe_versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
+def _describe_versions(
+    inspection: Inspection, program: Program, vela_version: str, executorch_version: str
+) -> Versions:
     payloads = [
         delegate.payload
         for method in inspection.methods
@@ -282,8 +294,8 @@ def _describe_versions(inspection: Inspection, program: Program, vela: str, exec
     architectures = sorted({_read_architecture(delegate.data) for delegate in delegates})
     streams = sorted({payload.stream for payload in payloads})
     return Versions(
-        executorch=executorch,
-        vela=vela if payloads else "none",
+        executorch=executorch_version,
+        vela=vela_version if payloads else "none",
         npu=", ".join(npus) or "no NPU",
         stream=", ".join(streams) or "none",
         architecture=", ".join(architectures) or "none",

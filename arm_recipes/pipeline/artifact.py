@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from arm_recipes.pipeline.float_tensors import FloatReference
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
-    from arm_recipes.samples.sample import Inputs, Pattern
+    from arm_recipes.samples.sample import Inputs, InputSignature
     from arm_recipes.samples.sizes import ShapeVariants
 
 
@@ -49,7 +49,7 @@ class Artifact:
 
     Attributes:
         report: delegates, operators on the CPU, quantization, Vela's estimates, sizes and stage times.
-        patterns: method -> input signature of the model.
+        input_signatures: method -> input signature of the model.
         out_specs: method -> pytree structure of the model's outputs.
         sized: name -> method that was exported for several input sizes.
         recipe: the recipe of the export.
@@ -59,7 +59,7 @@ class Artifact:
     """
 
     report: Report
-    patterns: dict[str, Pattern]
+    input_signatures: dict[str, InputSignature]
     out_specs: dict[str, Any]
     sized: Mapping[str, ShapeVariants]
     recipe: ExportRecipe | None
@@ -152,7 +152,7 @@ class Artifact:
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
-        tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
+        tensors = self.tensors_of_call(example, inputs, keywords) if example in self.input_signatures else inputs
         return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
@@ -167,7 +167,7 @@ class Artifact:
             ValueError: as ``run``.
             RunError: as ``run``.
         """
-        tensors = self.tensors_of_call(method, inputs, keywords) if method in self.patterns else inputs
+        tensors = self.tensors_of_call(method, inputs, keywords) if method in self.input_signatures else inputs
         return self._load_once().trace(*tensors, method=method)
 
     def program(self) -> Program:
@@ -194,21 +194,21 @@ class Artifact:
 
         from arm_recipes.samples.sample import Inputs, as_inputs
 
-        if method not in self.patterns:
-            raise ValueError(f"no method '{method}'; the program has: {', '.join(self.patterns)}")
+        if method not in self.input_signatures:
+            raise ValueError(f"no method '{method}'; the program has: {', '.join(self.input_signatures)}")
         description = f"the call of '{method}'"
         sample = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
-        pattern = self.patterns[method]
-        leaves = pattern.check_form(as_inputs(sample, description), description)
-        leaf_pairs = zip(leaves, pattern.leaves, strict=True)
+        input_signature = self.input_signatures[method]
+        leaves = input_signature.check_structure(as_inputs(sample, description), description)
+        leaf_pairs = zip(leaves, input_signature.leaves, strict=True)
         return [leaf for leaf, expected in leaf_pairs if isinstance(expected, torch.Tensor)]
 
     def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
         """Convert a sample to the arguments of ``Program.run``; quantizes float inputs for ``quantized_io``."""
         import torch
 
-        pattern = self.patterns[method.name]
-        leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
+        input_signature = self.input_signatures[method.name]
+        leaves = zip(input_signature.flatten(sample, "a sample"), input_signature.leaves, strict=True)
         tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
         return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 

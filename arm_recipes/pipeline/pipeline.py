@@ -41,7 +41,7 @@ from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import Pattern
+from arm_recipes.samples.sample import InputSignature
 from arm_recipes.samples.sizes import ShapeVariants
 from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.lower import FastLowerStage
@@ -70,7 +70,7 @@ class _MethodState:
 
     Attributes:
         program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
-        pattern: structure of the inputs; ``out_spec``: structure of the outputs.
+        input_signature: structure of the inputs; ``out_spec``: structure of the outputs.
         graph: the lowered graph, before emission edits it.
         inputs: of the emitted program; ``outputs`` likewise.
         float_program: the program before quantization, if this package quantized it.
@@ -78,7 +78,7 @@ class _MethodState:
     """
 
     program: ExportedProgram | None = None
-    pattern: Pattern | None = None
+    input_signature: InputSignature | None = None
     out_spec: Any = None
     graph: torch.fx.GraphModule | None = None
     inputs: tuple[TensorInfo, ...] = ()
@@ -235,9 +235,11 @@ class Pipeline:
         )
         float_programs = {name: of.float_program for name, of in self._methods.items() if of.float_program is not None}
         parts = ExportObjects(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))
-        patterns = {name: method.pattern for name, method in self._methods.items() if method.pattern is not None}
-        out_specs = {name: self._methods[name].out_spec for name in patterns}
-        return Artifact(report, patterns, out_specs, self._sized, self._recipe, lambda: parts)
+        input_signatures = {
+            name: method.input_signature for name, method in self._methods.items() if method.input_signature is not None
+        }
+        out_specs = {name: self._methods[name].out_spec for name in input_signatures}
+        return Artifact(report, input_signatures, out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -300,8 +302,8 @@ class Pipeline:
             check_outputs(name, program)
             method = self._methods[name]
             method.out_spec = program.call_spec.out_spec
-            method.pattern = pattern = Pattern.of_program(program)
-            for constant, value in pattern.constants.items():
+            method.input_signature = input_signature = InputSignature.of_program(program)
+            for constant, value in input_signature.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
             assign_debug_handles(program.graph, 1)
@@ -353,8 +355,8 @@ class Pipeline:
             restore_handles(program)
             method = self._methods[name]
             method.graph = copy_module(program.graph_module)
-            if method.pattern is None:  # the recipe does not capture
-                method.pattern, method.out_spec = Pattern.of_program(program), program.call_spec.out_spec
+            if method.input_signature is None:  # the recipe does not capture
+                method.input_signature, method.out_spec = InputSignature.of_program(program), program.call_spec.out_spec
             inputs = [(node.name, node) for node in user_inputs(program)]
             method.inputs = describe_tensors(inputs, published, f"{name}_input")
             method.outputs = describe_tensors(outputs_of(program), published, f"{name}_output")

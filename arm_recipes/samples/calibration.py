@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.messages import warn
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
 
 _META_KEY = "arm_recipes_calibration"
 
@@ -49,9 +49,9 @@ class Calibration:
         Raises:
             ValueError: as ``__call__``.
         """
-        yield from self._samples(_pattern(model))
+        yield from self._samples(_input_signature(model))
 
-    def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
+    def _samples(self, input_signature: InputSignature | None) -> Iterator[Inputs]:
         source = self._source() if callable(self._source) else self._source
         if isinstance(source, Iterator) and source is self._source:
             self._source = source = list(source)
@@ -60,8 +60,8 @@ class Calibration:
         samples: Iterator[Inputs] = (
             as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(source)
         )
-        if pattern is not None and isinstance(source, DataLoader):
-            samples = fit_batches(map(pattern.without_labels, samples), pattern)
+        if input_signature is not None and isinstance(source, DataLoader):
+            samples = fit_batches(map(input_signature.without_labels, samples), input_signature)
         empty = True
         for sample in samples:
             empty = False
@@ -70,10 +70,12 @@ class Calibration:
             raise ValueError("calibration has no samples; give at least one tuple of input tensors")
 
 
-def _pattern(model: GraphModule) -> Pattern:
-    """The input pattern of a captured model."""
+def _input_signature(model: GraphModule) -> InputSignature:
+    """The input signature of a captured model."""
     nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
-    return Pattern(tuple(node.name for node in nodes), tuple(node.meta.get("val") for node in nodes), model._in_spec)
+    return InputSignature(
+        tuple(node.name for node in nodes), tuple(node.meta.get("val") for node in nodes), model._in_spec
+    )
 
 
 class _Monitor:
@@ -81,15 +83,15 @@ class _Monitor:
 
     def __init__(self, model: GraphModule) -> None:
         self.samples = 0
-        self._pattern = _pattern(model)
+        self._input_signature = _input_signature(model)
         self.handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
     def __call__(
         self, model: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sample, self.samples = f"calibration sample {self.samples}", self.samples + 1
-        leaves = self._pattern.check(self._pattern.without_labels(Inputs(*args, **keywords)), sample)
-        inputs = self._pattern.unflatten(leaves)
+        leaves = self._input_signature.check(self._input_signature.without_labels(Inputs(*args, **keywords)), sample)
+        inputs = self._input_signature.unflatten(leaves)
         return tuple(inputs), inputs.keywords
 
 

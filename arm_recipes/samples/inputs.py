@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fit_batches
+from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, fit_batches
 
 Model = torch.nn.Module | ExportedProgram
 #: Method name -> samples. The first sample captures the model; all of them calibrate it.
@@ -121,11 +121,11 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
         raise ValueError(f"samples of method '{method}' is empty: give a list of input tuples, [(x,)]")
     of = f" of method '{method}'"
     first, *others = (as_inputs(sample, f"samples[{i}]", of) for i, sample in enumerate(samples))
-    pattern = Pattern.of_inputs(first)
+    input_signature = InputSignature.of_inputs(first)
     if is_loader:
-        others = list(fit_batches(others, pattern))
+        others = list(fit_batches(others, input_signature))
     for index, sample in enumerate(others, 1):
-        pattern.check_form(sample, f"samples[{index}]{of}")
+        input_signature.check_structure(sample, f"samples[{index}]{of}")
     return [first, *others]
 
 
@@ -213,7 +213,7 @@ def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -
 
 def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
     """Items of the first batch; 1 if the loader does not batch, or its tensors have no batch dimension."""
-    tensors = [leaf for leaf in Pattern.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in InputSignature.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
     sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
     if loader.batch_sampler is None or len(sizes) != 1:
         return 1

@@ -1,4 +1,4 @@
-"""``Inputs``, the inputs of one call, and ``Pattern``, the input signature that they are checked against."""
+"""Inputs of one call (``Inputs``), and the input signature that checks them (``InputSignature``)."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class Inputs(tuple[Any, ...]):
         return f"Inputs({', '.join(arguments)})"
 
 
-def as_inputs(sample: Any, what: str, of: str = "") -> Inputs:
+def as_inputs(sample: Any, what: str, suffix: str = "") -> Inputs:
     """Normalize a sample: NumPy arrays become tensors, NumPy scalars become Python numbers.
 
     A tensor that occurs twice is copied, because PyTorch would capture both occurrences as one input.
 
     Args:
         sample: a tensor or array, a tuple or list of inputs, a dict of keyword inputs, or ``Inputs``.
-        what: name of the sample in messages; the path of an invalid item follows it.
-        of: end of the name in messages, after the path.
+        what: name of the sample in messages. The path of an invalid item is appended, such as ``['x']``.
+        suffix: text after that path, such as " of method 'forward'".
 
     Raises:
         ValueError: the sample has another type, or contains a value of another type.
     """
-    args, keywords = _parts(sample, what + of)
+    args, keywords = _split_arguments(sample, what + suffix)
     paths, spec = _flatten((args, keywords))
     seen: set[int] = set()
     leaves = []
     for path, leaf in paths:
-        value = _leaf(leaf, f"{what}{pytree.keystr(path[1:])}{of}")
+        value = _normalize_leaf(leaf, f"{what}{pytree.keystr(path[1:])}{suffix}")
         if isinstance(value, torch.Tensor):
             value = value.detach().clone() if id(value) in seen else value
             seen.add(id(value))
@@ -69,7 +69,7 @@ def as_inputs(sample: Any, what: str, of: str = "") -> Inputs:
     return Inputs(*args, **keywords)
 
 
-def _parts(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _split_arguments(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(sample, Inputs):
         return tuple(sample), sample.keywords
     if isinstance(sample, (torch.Tensor, np.ndarray)):
@@ -99,7 +99,7 @@ def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.Tree
     return pytree.tree_flatten_with_path(value)
 
 
-def _leaf(value: Any, what: str) -> Any:
+def _normalize_leaf(value: Any, what: str) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, np.ndarray):
@@ -115,7 +115,7 @@ def _leaf(value: Any, what: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class InputSignature:
     """The input signature of a model, as flat leaves.
 
     Attributes:
@@ -129,14 +129,14 @@ class Pattern:
     spec: pytree.TreeSpec
 
     @classmethod
-    def of_inputs(cls, sample: Inputs) -> Pattern:
-        """The pattern of a sample."""
+    def of_inputs(cls, sample: Inputs) -> InputSignature:
+        """The signature of a sample."""
         paths, spec = pytree.tree_flatten_with_path((tuple(sample), sample.keywords))
         return cls(tuple(pytree.keystr(path[1:]) for path, _ in paths), tuple(leaf for _, leaf in paths), spec)
 
     @classmethod
-    def of_program(cls, program: ExportedProgram) -> Pattern:
-        """The pattern of the inputs that a program was captured with."""
+    def of_program(cls, program: ExportedProgram) -> InputSignature:
+        """The signature of the inputs that a program was captured with."""
         values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
         args = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
         leaves = (arg.value if isinstance(arg, ConstantArgument) else values[arg.name] for arg in args)
@@ -171,7 +171,7 @@ class Pattern:
             raise ValueError(f"{what} has another structure than the inputs that the model was captured with: {spec}")
         return leaves
 
-    def check_form(self, sample: Inputs, what: str) -> list[Any]:
+    def check_structure(self, sample: Inputs, what: str) -> list[Any]:
         """Check the structure: tensors where the model expects tensors, equal constants elsewhere.
 
         Returns:
@@ -201,7 +201,7 @@ class Pattern:
         Raises:
             ValueError: the sample differs; the message names the input.
         """
-        leaves = self.check_form(sample, what)
+        leaves = self.check_structure(sample, what)
         for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
             if not isinstance(expected, torch.Tensor):
                 continue
@@ -226,55 +226,57 @@ def _same_shape(shape: torch.Size, expected: torch.Size) -> bool:
     return all(not isinstance(e, int) or size == e for size, e in zip(shape, expected, strict=True))
 
 
-def fit_batches(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
-    """Rebatch the batches of a ``DataLoader`` to the batch size of ``pattern``, by splitting or concatenating.
+def fit_batches(samples: Iterable[Inputs], input_signature: InputSignature) -> Iterator[Inputs]:
+    """Rebatch the batches of a ``DataLoader`` to the batch size of ``input_signature``, by splitting or concatenating.
 
     The first dimension is the batch dimension. The last, incomplete batch is filled by repeating its items, so that
     every item is used. A sample that differs in more than the batch size is passed through, for later checks.
     """
     pending: list[torch.Tensor] = []
     leaves: list[Any] = []
-    places: list[int] = []
+    indices: list[int] = []
     size = 0
     for index, sample in enumerate(samples):
-        leaves = pattern.flatten(sample, f"sample {index}")
-        batched = _batched_leaves(leaves, pattern)
-        if not batched or (pending and batched != places):
+        leaves = input_signature.flatten(sample, f"sample {index}")
+        batched = _batched_leaves(leaves, input_signature)
+        if not batched or (pending and batched != indices):
             yield sample
             continue
-        places, size = batched, pattern.leaves[batched[0]].shape[0]
-        batch = [leaves[place] for place in places]
+        indices, size = batched, input_signature.leaves[batched[0]].shape[0]
+        batch = [leaves[i] for i in indices]
         pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)] if pending else batch
         while pending and pending[0].shape[0] >= size:
-            yield _replace_leaves(pattern, leaves, places, [tensor[:size] for tensor in pending])
+            yield _replace_leaves(input_signature, leaves, indices, [tensor[:size] for tensor in pending])
             rest = [tensor[size:] for tensor in pending]
             pending = rest if rest[0].shape[0] else []
     if pending:
         count = pending[0].shape[0]
         wrapped = torch.arange(size) % count
-        yield _replace_leaves(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
+        yield _replace_leaves(input_signature, leaves, indices, [tensor[wrapped] for tensor in pending])
 
 
-def _batched_leaves(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
-    """Positions of the leaves that differ from the model's inputs in the first dimension only.
+def _batched_leaves(leaves: Sequence[Any], input_signature: InputSignature) -> list[int]:
+    """Indices of the leaves that differ from the model's inputs in the first dimension only.
 
     Empty if these leaves have different batch sizes.
     """
-    places = []
-    for place, (value, expected) in enumerate(zip(leaves, pattern.leaves, strict=True)):
+    indices = []
+    for i, (value, expected) in enumerate(zip(leaves, input_signature.leaves, strict=True)):
         if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
             continue
-        fixed = all(isinstance(size, int) for size in expected.shape)
-        if not fixed or value.dim() != expected.dim() or value.dim() == 0 or value.shape == expected.shape:
+        is_static = all(isinstance(size, int) for size in expected.shape)
+        if not is_static or value.dim() != expected.dim() or value.dim() == 0 or value.shape == expected.shape:
             continue
         if value.shape[1:] == expected.shape[1:]:
-            places.append(place)
-    sizes = {(leaves[place].shape[0], pattern.leaves[place].shape[0]) for place in places}
-    return places if len(sizes) == 1 and all(given and fixed for given, fixed in sizes) else []
+            indices.append(i)
+    batch_sizes = {(leaves[i].shape[0], input_signature.leaves[i].shape[0]) for i in indices}
+    return indices if len(batch_sizes) == 1 and all(actual and model for actual, model in batch_sizes) else []
 
 
-def _replace_leaves(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
+def _replace_leaves(
+    input_signature: InputSignature, leaves: Sequence[Any], indices: Sequence[int], values: Sequence[Any]
+) -> Inputs:
     changed = list(leaves)
-    for place, value in zip(places, values, strict=True):
-        changed[place] = value
-    return pattern.unflatten(changed)
+    for i, value in zip(indices, values, strict=True):
+        changed[i] = value
+    return input_signature.unflatten(changed)

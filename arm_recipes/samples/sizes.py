@@ -131,7 +131,7 @@ def _root(dim: Any) -> Any:
 
 
 def _axes(model: Model, sample: Inputs, shapes: Any) -> list[Axes]:
-    """The dynamic dimensions of each leaf of a sample, in the order of ``Pattern``.
+    """The dynamic dimensions of each leaf of a sample, in the order of ``InputSignature``.
 
     Raises:
         ValueError: a dimension has no name, or ``shapes`` does not match the structure of the sample.

@@ -1,4 +1,4 @@
-"""Lowering: the lowering part of a recipe, and a faster stage for fully delegated programs."""
+"""Lowering: the lowering recipe, and a lowering stage that skips decomposition for fully delegated programs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 _Q = torch.ops.quantized_decomposed
-#: Targets that ExecuTorch's decompositions do not change.
-_WHOLE = (
+#: Functions that ExecuTorch's decompositions do not change (``target`` of a call_function node).
+_NOT_DECOMPOSED = (
     executorch_call_delegate,
     operator.getitem,
     torch.ops.higher_order.scan,  # the bodies of remaining scans call delegates
@@ -47,10 +47,10 @@ def lowering_recipe(
 
 
 class FastLowerStage(EdgeTransformAndLowerStage):
-    """A faster form of ExecuTorch's lowering stage, which retraces every program to decompose remaining operators.
+    """ExecuTorch's lowering stage without the retrace of programs that have nothing to decompose.
 
-    If only delegate calls, quantize and dequantize remain, there is nothing to decompose, and the retrace is skipped.
-    It takes half of the export time of a small model.
+    ExecuTorch retraces every program to decompose the operators outside of delegates. This stage skips the retrace if
+    only delegate calls, quantize and dequantize remain. The retrace takes half of the export time of a small model.
     """
 
     _partitioners: Any
@@ -62,59 +62,59 @@ class FastLowerStage(EdgeTransformAndLowerStage):
             super().run(artifact)
             return
         (partitioner,) = partitioners
-        programs = _delegated(partitioner, artifact.data)
-        self._partitioners = [_Delegated()]
-        if all(map(_is_whole, programs.values())):
-            manager = self._manager(programs, artifact.get_context("constant_methods"))
+        programs = _delegate_methods(partitioner, artifact.data)
+        self._partitioners = [_NoOpPartitioner()]
+        if all(map(_needs_no_decomposition, programs.values())):
+            manager = self._build_manager(programs, artifact.get_context("constant_methods"))
             self._artifact = artifact.copy_with_new_data(manager)
             _add_delegation_info_context(self._artifact, manager)
         else:
             super().run(artifact.copy_with_new_data(programs))
 
-    def _manager(
+    def _build_manager(
         self, programs: Mapping[str, ExportedProgram], constants: Mapping[str, Any] | None
     ) -> EdgeProgramManager:
         config = self._compile_config or EdgeCompileConfig()
         with validation_disabled():
             edge = {method: _generate_edge_program(config, program) for method, program in programs.items()}
-            return EdgeProgramManager(edge, constants, config, []).to_backend(_Delegated())
+            return EdgeProgramManager(edge, constants, config, []).to_backend(_NoOpPartitioner())
 
 
-def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
-    """Partition and delegate every method; without alternatives if Vela fails on the chosen ones.
+def _delegate_methods(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """Partition and delegate every method; if Vela fails on the chosen alternatives, again without alternatives.
 
     The cost model compiles each region separately, so Vela may still fail on the whole graph.
     """
     from arm_backend_core import events
     from arm_backend_core.errors import CompileError
 
-    def each(chosen: Any) -> dict[str, ExportedProgram]:
-        return {method: chosen.transform_for_pre_decomposition(program) for method, program in programs.items()}
+    def delegate_with(variant: Any) -> dict[str, ExportedProgram]:
+        return {method: variant.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
     log = events.current()
     if not getattr(partitioner.compile_spec, "search_alternatives", False):
-        return each(partitioner)
+        return delegate_with(partitioner)
     try:
-        with events.record() as tried:
-            delegated = each(partitioner)
+        with events.record() as attempt:
+            delegated = delegate_with(partitioner)
     except CompileError as error:
-        default = copy.copy(partitioner)
-        default.compile_spec = copy.copy(partitioner.compile_spec)
-        default.compile_spec.search_alternatives = False
+        fallback = copy.copy(partitioner)
+        fallback.compile_spec = copy.copy(partitioner.compile_spec)
+        fallback.compile_spec.search_alternatives = False
         try:
-            delegated = each(default)
+            delegated = delegate_with(fallback)
         except CompileError:
             raise error from None
         log.notes.append(f"search_alternatives is disabled, because Vela fails on the alternatives: {error.reason}")
         return delegated
-    log.delegates += tried.delegates
-    log.rejected += tried.rejected
-    log.notes += tried.notes
+    log.delegates += attempt.delegates
+    log.rejected += attempt.rejected
+    log.notes += attempt.notes
     return delegated
 
 
-class _Delegated(Partitioner):
-    """Partitioner for programs that are already delegated: it tags nothing."""
+class _NoOpPartitioner(Partitioner):
+    """Partitioner that tags nothing, for programs that are already delegated."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
@@ -127,5 +127,5 @@ def _is_ours(partitioners: Any) -> bool:
     return isinstance(partitioners, list) and len(partitioners) == 1 and isinstance(partitioners[0], ours)
 
 
-def _is_whole(program: ExportedProgram) -> bool:
-    return all(node.op != "call_function" or node.target in _WHOLE for node in program.graph.nodes)
+def _needs_no_decomposition(program: ExportedProgram) -> bool:
+    return all(node.op != "call_function" or node.target in _NOT_DECOMPOSED for node in program.graph.nodes)

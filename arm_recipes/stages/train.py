@@ -30,7 +30,7 @@ from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.messages import ExportError, suppress_warnings
 from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import Inputs, Pattern
+from arm_recipes.samples.sample import Inputs, InputSignature
 from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, algorithms_of, is_quantized
 
 #: Training steps after which the batch norm statistics are frozen.
@@ -69,7 +69,7 @@ class FakeQuantizedModel(torch.nn.Module):
         self._examples = [_on_cpu(example) for example in examples]
         self._forms: dict[Hashable, FakeQuantProgram] = {}
         self._joined: list[bool] | None = None
-        self._pattern = Pattern.of_inputs(self._examples[0])
+        self._input_signature = InputSignature.of_inputs(self._examples[0])
         device = self._device()
         model.cpu()  # where observers compute
         form = self._form(self._examples[0])
@@ -100,7 +100,7 @@ class FakeQuantizedModel(torch.nn.Module):
             ExportError: a parameter contains NaN or infinity.
         """
         sample = Inputs(*args, **keywords)
-        leaves = self._pattern.check_form(sample, "the call")
+        leaves = self._input_signature.check_structure(sample, "the call")
         self._check_device(leaves)
         form, training = self._form(sample), self.training
         live = training and self.steps < self.batch_norm_steps
@@ -184,12 +184,12 @@ class FakeQuantizedModel(torch.nn.Module):
         return self._quantization, self._stage
 
     def _form(self, sample: Inputs) -> FakeQuantProgram:
-        leaves = self._pattern.flatten(sample, "the call")
+        leaves = self._input_signature.flatten(sample, "the call")
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._forms:
             if self._forms and isinstance(self.model, GraphModule):
-                self._pattern.check(sample, "the call")  # a captured graph has fixed shapes
-            example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
+                self._input_signature.check(sample, "the call")  # a captured graph has fixed shapes
+            example = self._input_signature.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with suppress_warnings(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
@@ -208,7 +208,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """
         observed.concat_scales.apply(self._joined)
         if list(map(_kind, activation_observers(observed))) != self._kinds:
-            shapes = ", ".join(str(tuple(x.shape)) for x in self._pattern.leaves if isinstance(x, Tensor))
+            shapes = ", ".join(str(tuple(x.shape)) for x in self._input_signature.leaves if isinstance(x, Tensor))
             raise ExportError(
                 "with these inputs and weights, the model has other operators than when it was prepared with samples "
                 f"of shapes {shapes}: train and export with these shapes, or prepare it with samples of the new shapes"
@@ -224,7 +224,7 @@ class FakeQuantizedModel(torch.nn.Module):
         places = {name: x.device for name, x in [*self.named_parameters(), *self.named_buffers()]}
         places |= {
             f"input '{name}'": x.device
-            for name, x in zip(self._pattern.names, leaves, strict=True)
+            for name, x in zip(self._input_signature.names, leaves, strict=True)
             if isinstance(x, Tensor)
         }
         first, *_ = places.items()

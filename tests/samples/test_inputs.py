@@ -20,7 +20,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, load, prepare_qat
 from arm_recipes.explore.sweep.sweep import capture_model
 from arm_recipes.samples import inputs
-from arm_recipes.samples.sample import Pattern, fit_batches
+from arm_recipes.samples.sample import InputSignature, fit_batches
 
 X = torch.ones(1, 3)
 
@@ -349,13 +349,13 @@ def test_sweeps_and_training_tell_of_batches() -> None:
 
 
 def test_what_all_items_of_a_batch_share_is_kept() -> None:
-    pattern = Pattern.of_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
+    input_signature = InputSignature.of_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
     shared = torch.ones(3)
-    found = list(fit_batches([Inputs(torch.arange(15.0).reshape(5, 3), shared)], pattern))
+    found = list(fit_batches([Inputs(torch.arange(15.0).reshape(5, 3), shared)], input_signature))
     assert [sample[0][:, 0].tolist() for sample in found] == [[0, 3], [6, 9], [12, 12]]
     assert all(torch.equal(sample[1], shared) for sample in found)
     unfit = [Inputs(torch.zeros(5, 4), shared)]
-    assert list(fit_batches(unfit, pattern)) == unfit
+    assert list(fit_batches(unfit, input_signature)) == unfit
 
 
 def test_dynamic_shapes_are_refused() -> None:

@@ -15,7 +15,7 @@ from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
-from arm_recipes._internal.parallel import in_parallel
+from arm_recipes._internal.parallel import starmap_unordered
 from tests.backends.tosa_programs import conv2d
 
 # A process with the protocol of vela_process.py that does as it is told.
@@ -78,7 +78,7 @@ def no_processes() -> None:
 def test_nor_do_they_in_processes_of_joblib() -> None:
     before = dict(os.environ)
     with joblib.parallel_config(n_jobs=2):
-        assert sorted(in_parallel(os.path.join, [("a", "b"), ("c", "d")])) == ["a/b", "c/d"]
+        assert sorted(starmap_unordered(os.path.join, [("a", "b"), ("c", "d")])) == ["a/b", "c/d"]
     assert os.environ == before
 
 

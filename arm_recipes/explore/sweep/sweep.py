@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, suppress_warnings, warn
 from arm_recipes._internal.old_names import reject_old_names
-from arm_recipes._internal.parallel import in_parallel
+from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.accuracy import Evaluator, check_metric
 from arm_recipes.explore.sweep.compile import cache_key, compile_delegates
 from arm_recipes.explore.sweep.configurations import Configuration, list_configurations
@@ -203,7 +203,7 @@ def _compile_all(
             tasks.append((index, configuration.spec, program.delegates, *program.arrays(configuration.spec)))
         else:
             outcomes[index] = figures
-    for index, outcome in progress_bars.track_configurations(in_parallel(compile_delegates, tasks), len(tasks)):
+    for index, outcome in progress_bars.track_configurations(starmap_unordered(compile_delegates, tasks), len(tasks)):
         outcomes[index] = outcome
         if isinstance(outcome, Figures):
             store.save_figures(keys[index], requested[index], outcome)

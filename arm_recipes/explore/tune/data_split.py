@@ -13,7 +13,7 @@ from arm_recipes.comparison.samples import prepare_samples
 from arm_recipes.explore.sweep.lowered import METHOD
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.samples.sample import Inputs, Pattern
+from arm_recipes.samples.sample import Inputs, InputSignature
 from arm_recipes.types import Metric
 
 
@@ -89,7 +89,7 @@ def split_samples(
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
         prepared = prepare_samples(
-            Pattern.of_program(program), METHOD, test_samples, None, metric, argument="test_samples"
+            InputSignature.of_program(program), METHOD, test_samples, None, metric, argument="test_samples"
         )
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError
-from arm_recipes._internal.parallel import in_parallel
+from arm_recipes._internal.parallel import starmap_unordered
 from arm_recipes.comparison.accuracy import Evaluator, Rating
 from arm_recipes.explore.sweep.compile import LoweredDelegate, cache_key, compile_delegates
 from arm_recipes.explore.sweep.lowered import LoweredProgram, QuantizedProgram
@@ -168,7 +168,7 @@ def _iter_compiled(
     than a graph to compile.
     """
     if len(tasks) > 1:
-        yield from in_parallel(compile_delegates, tasks)
+        yield from starmap_unordered(compile_delegates, tasks)
         return
     for task in tasks:
         yield compile_delegates(*task)

@@ -20,7 +20,7 @@ from arm_recipes.pipeline.cache.key import ReadSamples, key_of
 from arm_recipes.pipeline.cache.store import CacheEntry, CorruptEntry, Store
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
-from arm_recipes.samples.sample import Pattern
+from arm_recipes.samples.sample import InputSignature
 from arm_recipes.samples.sizes import ShapeVariants
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ class CachedExport:
         note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
         report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
-        patterns = {name: Pattern.of_program(program) for name, program in programs.items()}
+        input_signatures = {name: InputSignature.of_program(program) for name, program in programs.items()}
         out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
         parts = _DeferredParts(programs, make)
-        return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
+        return Artifact(report, input_signatures, out_specs, self._sized, self._given, parts, [saved.program])
 
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
         """Store an export and add the notes to its report.
@@ -126,7 +126,7 @@ class CachedExport:
                 raise NotCacheable(what)
         if self._samples is not None:
             for program in programs.values():
-                self._samples.read_all(Pattern.of_program(program))
+                self._samples.read_all(InputSignature.of_program(program))
             self._read = frozenset(self._samples.digests)
         sized = {name: method.to_dict() for name, method in self._sized.items()}
         extra = sized, self._constants, list(notes), sorted(self._read)

@@ -27,7 +27,7 @@ from arm_recipes.pipeline.cache.digest import Digest, NotCacheable
 from arm_recipes.recipe.recipe import NOT_SERIALIZABLE, ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import Inputs, Pattern
+from arm_recipes.samples.sample import Inputs, InputSignature
 
 #: Metadata of a node that affects the program or its report.
 _META = ("val", "stack_trace", "custom")
@@ -47,14 +47,14 @@ class ReadSamples(Calibration):
         self._given = source
         self.digests: set[str] = set()
 
-    def read_all(self, pattern: Pattern) -> None:
-        """Iterate over the samples for a model with this pattern, to record their digest."""
-        for _ in self._samples(pattern):
+    def read_all(self, input_signature: InputSignature) -> None:
+        """Iterate over the samples for a model with this input signature, to record their digest."""
+        for _ in self._samples(input_signature):
             pass
 
-    def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
+    def _samples(self, input_signature: InputSignature | None) -> Iterator[Inputs]:
         digest = Digest()
-        for sample in self._given._samples(pattern):
+        for sample in self._given._samples(input_signature):
             digest.add_sample(sample)
             yield sample
         self.digests.add(digest.hexdigest())
