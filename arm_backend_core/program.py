@@ -246,6 +246,36 @@ def tensor_identity(tensor: torch.Tensor) -> TensorIdentity:
     return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
+def share_memory(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two strided tensors have a byte of memory in common."""
+    (start, stop), (other_start, other_stop) = _memory_span(first), _memory_span(second)
+    if stop <= other_start or other_stop <= start:
+        return False
+    # Interleaved views, such as two columns of a matrix, have overlapping spans but no common byte.
+    base = min(start, other_start)
+    used = torch.zeros(max(stop, other_stop) - base, dtype=torch.bool)
+    _bytes_in(used, first, start - base).fill_(True)
+    return bool(_bytes_in(used, second, other_start - base).any())
+
+
+def _memory_span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of a tensor's first byte and of the one after its last; equal if it has no memory."""
+    address = tensor.untyped_storage().data_ptr()
+    if not address or not tensor.numel():
+        return 0, 0
+    start = address + tensor.storage_offset() * tensor.itemsize
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(start), int(start + (last + 1) * tensor.itemsize)
+
+
+def _bytes_in(memory: torch.Tensor, tensor: torch.Tensor, offset: int) -> torch.Tensor:
+    """The view of ``memory``, one element a byte, that ``tensor`` has of its memory."""
+    # PyTorch does not write to expanded dimensions.
+    axes = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
+    strides = [stride * tensor.itemsize for _, stride in axes]
+    return memory.as_strided([*(n for n, _ in axes), tensor.itemsize], [*strides, 1], offset)
+
+
 def mutated_buffers(program: ExportedProgram) -> set[str]:
     """Names of the buffers that a program mutates, in place or through its outputs."""
     from arm_backend_core.nodes import is_written

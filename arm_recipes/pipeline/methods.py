@@ -1,6 +1,7 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
-Methods share a buffer if their tensors share memory (``tensor_identity``), whatever its name in each module.
+Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
+each module. Other views, and methods that only read the buffer, are refused (``stages.capture.shared_memory``).
 """
 
 from __future__ import annotations
@@ -36,9 +37,6 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
 
     Returns:
         Whether methods share mutated buffers.
-
-    Raises:
-        ExportError: a method reads a buffer that only other methods write; it would be a constant in this method.
     """
     tensors = {method: _tensors_by_name(program) for method, program in programs.items()}
     writers: dict[TensorIdentity, list[str]] = {}
@@ -50,11 +48,6 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
         for name, identity in identities.items():
             if identity not in writers:
                 continue
-            if method not in writers[identity]:
-                raise ExportError(
-                    f"method '{method}' reads the buffer '{name}', which method '{writers[identity][0]}' writes: it "
-                    "must write the buffer too, for example its own value (buffer.copy_(buffer.clone()))"
-                )
             if identity not in names:
                 occupied = {*names.values(), *_other_names(identity, tensors, writers)}
                 names[identity] = _unoccupied(name, method, occupied)

@@ -19,7 +19,8 @@ from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
-from arm_recipes.stages.capture.capture import Capture
+from arm_recipes.stages.capture.capture import Capture, check_shared_state
+from arm_recipes.stages.capture.shared_memory import unify_buffers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,9 +183,10 @@ class FastQuantizeStage(QuantizeStage):
             from arm_backend_core.program import copy_program
 
             if isinstance(model, ExportedProgram):
-                programs[method] = copy_program(model)
+                programs[method] = unify_buffers(copy_program(model))
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
+        check_shared_state(programs)  # before calibration, which writes copies of the buffers
         with torch.no_grad():
             if self.is_ours:
                 quantized |= self._quantize(programs, artifact.data, examples)

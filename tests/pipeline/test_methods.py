@@ -179,7 +179,7 @@ def test_via_the_tosa_graphs() -> None:
 
 
 class Kept(nn.Module):
-    """Adds to a buffer, or reads it."""
+    """Writes a buffer (``own``, ``scaled``: its own value), reads it or does not use it (``none``)."""
 
     total: Tensor
 
@@ -193,6 +193,14 @@ class Kept(nn.Module):
             self.total.copy_(self.total * 0.5 + x)
         elif self.how == "set":
             self.total.copy_(x)
+        elif self.how == "new":
+            self.total.copy_(x * 1)
+        elif self.how == "own":
+            self.total.copy_(self.total.clone())
+        elif self.how == "scaled":
+            self.total.copy_(self.total * 1)
+        elif self.how == "none":
+            return x * 2
         return self.total + x
 
 
@@ -251,12 +259,52 @@ def test_a_shared_buffer_keeps_its_name_from_other_tensors_of_a_method() -> None
     assert _ran(program, "other", "other")[:2] == pytest.approx([7, 8])
 
 
-def test_a_buffer_that_one_method_only_reads() -> None:
+RECIPES = ["TOSA_FP", "TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8"]), "ETHOSU_U85_INT8"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("order", [("add", "read"), ("read", "add")])
+def test_a_buffer_that_one_method_only_reads(order: tuple[str, str], recipe: str) -> None:
     total = torch.zeros(1, 4)
     with pytest.raises(
         arm_recipes.ExportError, match="method 'read' reads the buffer 'total', which method 'add' writes"
     ):
-        _kept("TOSA_FP", {"add": Kept(total, "add").eval(), "read": Kept(total, "read").eval()})
+        _kept(recipe, {how: Kept(total, how).eval() for how in order})
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("write", "read"), [("new", "own"), ("add", "scaled")])
+def test_a_buffer_that_one_method_writes_with_its_own_value(write: str, read: str, recipe: str) -> None:
+    """As the message for a buffer that a method only reads advises; an integer program holds ``add``'s as int16."""
+    total = torch.zeros(1, 4)
+    program = _kept(recipe, {how: Kept(total, how).eval() for how in (write, read)})
+    assert _ran(program, read, write, read) == pytest.approx([1, 2, 2], abs=0.05)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_buffer_that_one_method_does_not_use(recipe: str) -> None:
+    total = torch.zeros(1, 4)
+    program = _kept(recipe, {how: Kept(total, how).eval() for how in ("add", "none")})
+    assert _ran(program, "add", "none", "add") == pytest.approx([2, 2, 2.5], abs=0.05)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("how", ["read", "add"])
+def test_overlapping_buffers_of_two_methods(how: str, recipe: str) -> None:
+    total = torch.zeros(2, 4)
+    message = (
+        "method 'set' writes its buffer 'total', which overlaps the buffer 'total' of method 'other' in memory: .*"
+    )
+    with pytest.raises(arm_recipes.ExportError, match=message + "under one name, and take views of it"):
+        _kept(recipe, {"set": Kept(total[:1], "set").eval(), "other": Kept(total.view(1, 8)[:, 2:6], how).eval()})
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_separate_parts_of_a_tensor_are_buffers_of_two_methods(recipe: str) -> None:
+    """Even and odd columns: their spans overlap, their bytes do not."""
+    total = torch.zeros(1, 8)
+    methods = {"one": Kept(total[:, ::2], "add").eval(), "other": Kept(total[:, 1::2], "add").eval()}
+    assert _ran(_kept(recipe, dict(methods)), "one", "one", "other") == pytest.approx([2, 2.5, 2], abs=0.05)
 
 
 PARTS: list[bytes | str] = [b"first", "name", b"", b"last" * 3]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import arm_recipes
 from arm_recipes import ArmRecipeType
 from tests.sqnr import sqnr
+from tests.verify_only import mark_verify
 
 FRAMES = 200
 
@@ -230,6 +231,154 @@ def test_state_that_is_a_buffer_under_another_name() -> None:
     assert not model.kept.tensor.any()
     program = arm_recipes.load(result.buffer)
     assert [float(program.execute(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
+
+
+RECIPES = ["TOSA_FP", "TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8"]), "ETHOSU_U85_INT8"]
+
+
+class Decayed(nn.Module):
+    """Halves its state and adds the frame."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(1, 4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.copy_(self.state * 0.5 + x)
+        return self.state * 1
+
+
+class Twice(nn.Module):
+    """One stateful module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = self.other = Decayed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.one(x) + self.other(x * 0.25))
+
+
+class Pair(nn.Module):
+    """Two buffers that share memory; ``writes`` names those that are written, and both are read."""
+
+    one: Tensor
+    other: Tensor
+
+    def __init__(self, one: Tensor, other: Tensor, writes: tuple[str, ...]) -> None:
+        super().__init__()
+        self.register_buffer("one", one)
+        self.register_buffer("other", other)
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        for name in self.writes:
+            getattr(self, name).mul_(0.5).add_(x)
+        return self.one.sum(0) + self.other.sum(0)
+
+
+def _same(*writes: str) -> Pair:
+    state = torch.zeros(1, 4)
+    return Pair(state, state.detach(), writes)
+
+
+class Tied(nn.Module):
+    """A buffer that is the memory of a parameter."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1, 4))
+        self.register_buffer("state", self.weight.data)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.copy_(x * 0.5)
+        return self.weight + x
+
+
+class Spare(nn.Module):
+    """Writes both halves of a buffer, as buffers; the whole is not used."""
+
+    whole: Tensor
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("whole", torch.zeros(2, 1, 4))
+        self.register_buffer("keys", self.whole[0])
+        self.register_buffer("values", self.whole[1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.copy_(self.keys * 0.5 + x)
+        self.values.copy_(self.values * 0.25 + x)
+        return self.keys + self.values
+
+
+SHARED_MEMORY: list[Callable[[], nn.Module]] = [
+    Twice,
+    lambda: _same("one"),
+    lambda: _same("other"),
+    lambda: _same("one", "other"),
+    Tied,
+    Spare,
+]
+
+
+@pytest.mark.parametrize("captured", [False, *mark_verify([True])])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("network", SHARED_MEMORY)
+@torch.no_grad()
+def test_names_of_one_buffer(network: Callable[[], nn.Module], recipe: str, captured: bool) -> None:
+    torch.manual_seed(0)
+    frames = [(torch.rand(1, 4),) for _ in range(20)]
+    model = torch.export.export(network().eval(), frames[0]) if captured else network().eval()
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
+    program = arm_recipes.load(result.buffer)
+    found, expected = [program.execute(*frame)[0] for frame in frames], network().eval()
+    assert sqnr([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else 35)
+    assert not result.report.cpu_operators
+
+
+@torch.no_grad()
+def test_training_of_a_model_with_two_names_of_one_buffer() -> None:
+    frames = [(torch.rand(1, 4),) for _ in range(20)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
+    prepared, expected = arm_recipes.prepare_qat(Twice(), recipe, frames).eval(), Twice().eval()
+    prepared.reset_state()
+    assert sqnr([expected(*frame) for frame in frames], [prepared(*frame) for frame in frames]) > 35
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("writes", ["one", "other"])
+def test_a_buffer_that_overlaps_another(writes: str, recipe: str, captured: bool) -> None:
+    state, frame = torch.zeros(2, 4), (torch.ones(1, 4),)
+    module = Pair(state, state[:1], (writes,)).eval()
+    model = torch.export.export(module, frame) if captured else module
+    read = "other" if writes == "one" else "one"
+    message = f"method 'forward' writes its buffer '{writes}', which overlaps its buffer '{read}' in memory: .*"
+    with pytest.raises(arm_recipes.ExportError, match=message + "under one name, and take views of it in forward"):
+        arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), [frame])
+
+
+def test_a_branch_on_a_buffer_that_is_written_under_another_name() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("ready", torch.zeros(1))
+            self.register_buffer("same", self.get_buffer("ready"))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = x if self.get_buffer("ready") else x * 2
+            self.get_buffer("same").fill_(1)
+            return y
+
+    with pytest.raises(arm_recipes.ExportError, match="the model branches on its buffer 'ready', and writes it"):
+        arm_recipes.export(Branching().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
 
 
 def test_state_that_no_program_can_hold() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
 
-from arm_backend_core.program import mutated_buffers, tensor_identity
+from arm_backend_core.program import mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.error_location import describe
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import resolve_sizes
+from arm_recipes.stages.capture.shared_memory import find_unshareable_state, unify_buffers
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
     recurrent_layers_by_shape,
@@ -78,11 +79,16 @@ class Capture:
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
-        try:
-            program = self._export(model, example, dynamic_shapes, first)
-            if _unify_buffers(program):
+        def capture(strict: bool) -> ExportedProgram:
+            program = self._export(model, example, dynamic_shapes, strict)
+            unified = unify_buffers(program)
+            if unified is not program:
                 restore()
-            _check_state(program)
+            _check_state(method, unified)
+            return unified
+
+        try:
+            program = capture(first)
         except Exception as error:
             restore()
             if _UNKNOWN in str(error) and self._knows_results(model, example):
@@ -90,8 +96,7 @@ class Capture:
                 return self(method, model, example, dynamic_shapes)
             if self._strict is None:
                 try:
-                    program = self._export(model, example, dynamic_shapes, True)
-                    _check_state(program)
+                    program = capture(True)
                 except Exception:
                     # Most failing models fail in both modes; the message of strict=False is plain Python.
                     pass
@@ -182,40 +187,17 @@ def _static(size: int | torch.SymInt) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _unify_buffers(program: ExportedProgram) -> bool:
-    """Replace constants that share memory with a buffer (such as a cache that the model holds) by the buffer.
-
-    Returns:
-        whether there were any.
-    """
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    buffers, found = {}, []
-    for spec in program.graph_signature.input_specs:
-        name = str(spec.target)
-        if spec.kind is InputKind.BUFFER:
-            tensor = program.state_dict.get(name, program.constants.get(name))
-            buffers[tensor_identity(tensor)] = nodes[spec.arg.name]
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            found.append((spec, buffers.get(tensor_identity(program.constants[name]))))
-    for spec, buffer in found:
-        if buffer is not None:
-            nodes[spec.arg.name].replace_all_uses_with(buffer)
-            program.graph.erase_node(nodes[spec.arg.name])
-            program.graph_signature.input_specs.remove(spec)
-            del program.constants[str(spec.target)]
-    some = any(buffer is not None for _, buffer in found)
-    if some:
-        program.graph_module.recompile()
-    return some
-
-
 def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
     """Check that buffers whose values decide Python branches do not change from call to call.
 
     Raises:
         ValueError: the model writes such a buffer; names it.
     """
-    changed = sorted(mutated_buffers(program).intersection(asked)) if asked else []
+    if not asked:
+        return
+    written = {tensor_identity(store_of(program, name)[name]) for name in mutated_buffers(program)}
+    read = {name: store_of(program, name).get(name) for name in sorted(asked)}
+    changed = [name for name, tensor in read.items() if tensor is not None and tensor_identity(tensor) in written]
     if changed:
         raise ValueError(
             f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same branch in each "
@@ -223,11 +205,13 @@ def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
         )
 
 
-def _check_state(program: ExportedProgram) -> None:
-    """Check that every mutated tensor is a buffer: PyTorch treats others as constants. Custom objects are rejected.
+def _check_state(method: str, program: ExportedProgram) -> None:
+    """Check that every mutated tensor is a buffer, and separate from the program's other tensors.
+
+    PyTorch treats other mutated tensors as constants. Custom objects are rejected.
 
     Raises:
-        ValueError: names the tensor, or the class of the custom object.
+        ValueError: names the tensors, or the class of the custom object.
     """
     from arm_backend_core.nodes import is_written
 
@@ -252,6 +236,18 @@ def _check_state(program: ExportedProgram) -> None:
                 f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
                 f"'{spec.target}'): call register_buffer() with it, so that its value persists between calls"
             )
+    if problem := find_unshareable_state({method: program}):
+        raise ValueError(problem)
+
+
+def check_shared_state(programs: Mapping[str, ExportedProgram]) -> None:
+    """Check that methods can share the buffers that they write, before a stage copies the buffers.
+
+    Raises:
+        ExportError: they cannot; names the buffer and the methods.
+    """
+    if problem := find_unshareable_state(programs):
+        raise ExportError(problem)
 
 
 class FastTorchExportStage(TorchExportStage):
@@ -267,9 +263,12 @@ class FastTorchExportStage(TorchExportStage):
         shapes = artifact.get_context("dynamic_shapes", {})
         programs = {}
         for method, model in artifact.data.items():
-            if not isinstance(model, ExportedProgram):
+            if isinstance(model, ExportedProgram):
+                model = unify_buffers(model)
+            else:
                 model = self._capture(method, model, examples[method][0], shapes.get(method))
             for transform in self._aten_transform_passes or []:
                 model = transform(method, model)
             programs[method] = model
+        check_shared_state(programs)
         self._artifact = artifact.copy_with_new_data(programs)

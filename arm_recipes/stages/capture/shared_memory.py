@@ -1,0 +1,142 @@
+"""Buffers that share memory: names of one buffer, and views, within a program and across methods.
+
+A program holds each buffer separately. Names of one buffer are merged; what a program cannot share is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from arm_backend_core.nodes import is_written
+from arm_backend_core.program import (
+    TensorIdentity,
+    copy_program,
+    mutated_buffers,
+    share_memory,
+    store_of,
+    tensor_identity,
+)
+
+_NOUNS = {InputKind.PARAMETER: "parameter", InputKind.BUFFER: "buffer", InputKind.CONSTANT_TENSOR: "tensor"}
+
+
+@dataclass(frozen=True, eq=False)
+class _ProgramTensor:
+    """A parameter, buffer or constant of a method.
+
+    Attributes:
+        method: name of the method.
+        name: name of the tensor in the program.
+        kind: what the program's signature calls it.
+        node: its placeholder.
+        tensor: its value.
+        identity: from ``tensor_identity``.
+    """
+
+    method: str
+    name: str
+    kind: InputKind
+    node: Node
+    tensor: Tensor
+    identity: TensorIdentity
+
+    @property
+    def noun(self) -> str:
+        return f"{_NOUNS[self.kind]} '{self.name}'"
+
+
+def unify_buffers(program: ExportedProgram) -> ExportedProgram:
+    """Merge the names of each buffer that the program writes in place, and constants that are a buffer's memory.
+
+    Such a constant is, for example, a cache that the model holds as an attribute too. Unused views of written buffers
+    are removed. PyTorch cannot functionalize a program with any of these.
+
+    Returns:
+        ``program`` itself if there is nothing to merge, else a copy.
+    """
+    merged = _find_merged(program)
+    if not merged:
+        return program
+    program = copy_program(program)
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    specs = {str(spec.target): spec for spec in program.graph_signature.input_specs if spec.kind in _NOUNS}
+    for name, buffer in merged.items():
+        node = nodes[specs[name].arg.name]
+        if buffer is not None:
+            node.replace_all_uses_with(nodes[specs[buffer].arg.name])
+        program.graph.erase_node(node)
+        program.graph_signature.input_specs.remove(specs[name])
+        del store_of(program, name)[name]
+    program.graph_module.recompile()
+    return program
+
+
+def _find_merged(program: ExportedProgram) -> dict[str, str | None]:
+    """Names of the tensors to remove, with the name of the buffer that replaces each; None if it is unused."""
+    tensors = list(_tensors_of("", program))
+    written = [each for each in tensors if is_written(each.node)]
+    buffers: dict[TensorIdentity, str] = {}
+    for each in tensors:
+        if each.kind is InputKind.BUFFER:
+            buffers.setdefault(each.identity, each.name)
+    identities = {each.identity for each in written}
+    merged: dict[str, str | None] = {}
+    for each in tensors:
+        buffer = buffers.get(each.identity, each.name)
+        if each.identity in identities or each.kind is InputKind.CONSTANT_TENSOR:
+            if buffer != each.name:
+                merged[each.name] = buffer
+        elif not each.node.users and any(share_memory(each.tensor, other.tensor) for other in written):
+            merged[each.name] = None
+    return merged
+
+
+def find_unshareable_state(programs: Mapping[str, ExportedProgram]) -> str | None:
+    """Find a mutated buffer that shares memory with another tensor in a way that programs cannot.
+
+    Args:
+        programs: programs by method name. They must hold the modules' own tensors, not copies.
+
+    Returns:
+        What is wrong and what to do; None if there is no such buffer. Either the buffer overlaps another tensor of any
+        method, or a method reads it that does not write it, for which it would be a constant.
+    """
+    tensors = [each for method, program in programs.items() for each in _tensors_of(method, program)]
+    mutated = {method: mutated_buffers(program) for method, program in programs.items()}
+    written = [each for each in tensors if each.name in mutated[each.method]]
+    writers = {(each.method, each.identity) for each in written}
+    for buffer in written:
+        for other in tensors:
+            if other is buffer or not other.node.users:
+                continue
+            if other.identity == buffer.identity and other.method != buffer.method:
+                if (other.method, other.identity) not in writers:
+                    return (
+                        f"method '{other.method}' reads the {other.noun}, which method '{buffer.method}' writes: it "
+                        "must write the buffer too, for example its own value: buffer.copy_(buffer.clone()), or "
+                        "buffer.copy_(buffer * 1) if an integer program holds the buffer as int16"
+                    )
+            elif share_memory(other.tensor, buffer.tensor):
+                whose = "its" if other.method == buffer.method else "the"
+                of = "" if other.method == buffer.method else f" of method '{other.method}'"
+                return (
+                    f"method '{buffer.method}' writes its {buffer.noun}, which overlaps {whose} {other.noun}{of} in "
+                    "memory: a program holds them separately, so the write would not reach the other. Register the "
+                    "tensor that contains both under one name, and take views of it in forward()"
+                )
+    return None
+
+
+def _tensors_of(method: str, program: ExportedProgram) -> Iterator[_ProgramTensor]:
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in _NOUNS:
+            name = str(spec.target)
+            tensor = store_of(program, name)[name]
+            yield _ProgramTensor(method, name, spec.kind, nodes[spec.arg.name], tensor, tensor_identity(tensor))
