@@ -124,9 +124,8 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     pattern = Pattern.of_inputs(first)
     if is_loader:
         others = list(fit_batches(others, pattern))
-    for index, sample in enumerate(others, 1):
-        pattern.check_form(sample, f"samples[{index}]{of}")
-    return [first, *others]
+    checked = (pattern.check_form(sample, f"samples[{index}]{of}") for index, sample in enumerate(others, 1))
+    return [first, *map(pattern.unflatten, checked)]
 
 
 def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]:
