@@ -337,6 +337,24 @@ class Pipeline:
                             + ("; values are assumed to be below 2**30" if side + kind == "inputint64" else "")
                         )
 
+                        if side == "input" and narrow == "int32":
+                            self._warn_about_large_values(name, index, tensor)
+
+    def _warn_about_large_values(self, method: str, index: int, tensor: str) -> None:
+        """Warn if an int64 input has a sample outside the interval that the compiler assumes."""
+        from arm_backend_core.ops.intervals import ASSUMED_INTERVAL
+
+        pattern = self._methods[method].pattern
+        assert pattern is not None
+        samples = self._artifact.get_context("example_inputs")[method]
+        values = [pattern.flatten(sample, "a sample")[index] for sample in samples]
+        largest = max((int(x) for value in values if value.numel() for x in value.aminmax()), key=abs, default=0)
+        if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
+            self._note(
+                f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
+                "exact only for values below 2**30: scale or split the values, or pass them as floating-point numbers"
+            )
+
     def _note(self, text: str) -> None:
         self._notes.append(text)
         warn(text)
