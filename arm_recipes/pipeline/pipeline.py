@@ -328,17 +328,18 @@ class Pipeline:
             for side, tensors in (("input", signature.user_inputs), ("output", signature.user_outputs)):
                 for index, tensor in enumerate(tensors):
                     value = nodes[tensor].meta.get("val") if tensor in nodes else None
-                    if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.float64):
-                        kind = str(value.dtype).removeprefix("torch.")
-                        narrow = {"int64": "int32", "float64": "float32"}[kind]
-                        self._note(
-                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
-                            f"a CPU operator converts it; use {narrow} to avoid the conversion"
-                            + ("; values are assumed to be below 2**30" if side + kind == "inputint64" else "")
-                        )
-
-                        if side == "input" and narrow == "int32":
-                            self._warn_about_large_values(name, index, tensor)
+                    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.float64):
+                        continue
+                    kind = str(value.dtype).removeprefix("torch.")
+                    narrow = {"int64": "int32", "float64": "float32"}[kind]
+                    is_int64_input = side + kind == "inputint64"
+                    self._note(
+                        f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
+                        f"a CPU operator converts it; use {narrow} to avoid the conversion"
+                        + ("; values are assumed to be below 2**30" if is_int64_input else "")
+                    )
+                    if is_int64_input:
+                        self._warn_about_large_values(name, index, tensor)
 
     def _warn_about_large_values(self, method: str, index: int, tensor: str) -> None:
         """Warn if an int64 input has a sample outside the interval that the compiler assumes."""
