@@ -145,8 +145,8 @@ class LegalizingBuilder(Builder):
         """Cast in several steps.
 
         Booleans become 0 and 1 by a SELECT, since the FP profile does not cast them. The FP profile does not cast
-        integers to other integers either: these are cast through FP32, INT32 after its high bits are dropped. Casts to
-        and from FP8 also go through FP32.
+        integers to other integers either: these are cast through FP32, which saturates. Before a cast to a narrower
+        type, INT32 shifts drop the high bits. Casts to and from FP8 also go through FP32.
         """
         types = {x.dtype, dtype}
         if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):
@@ -155,7 +155,8 @@ class LegalizingBuilder(Builder):
             return self.select(x, self.const(1, dtype), self.const(0, dtype))
         if x.dtype is dtype or self.target.integer or not types <= {DType.INT8, DType.INT16, DType.INT32}:
             return super().cast(x, dtype)
-        if x.dtype is DType.INT32:
+        if x.dtype.bytes > dtype.bytes:
+            x = self.cast(x, DType.INT32)
             dropped_bits = self.const(np.full((1,) * x.rank, 32 - 8 * dtype.bytes), DType.INT32)
             x = self.arithmetic_right_shift(self.logical_left_shift(x, dropped_bits), dropped_bits)
         return self.cast(self.cast(x, DType.FP32), dtype)

@@ -22,6 +22,8 @@ _STATIC_SHAPES = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
+#: PyTorch's name of a number that depends on data, such as "u0". It says nothing to a user.
+_UNBACKED_SYMBOL = re.compile(r"\bu\d+\b")
 _PAD_SEQUENCES = (
     "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and select the output "
     "of each sequence's last step, y[torch.arange(n), lengths - 1]"
@@ -56,8 +58,11 @@ def describe(
     text = str(error).strip()
     advice = next((advice for substring, advice in _ADVICE.items() if substring in text), "")
     node = _find_node(error) or _find_named_operator(text, graphs)
-    if node is None and advice is _STATIC_SHAPES:
-        node = _find_symbolic_size(graphs)
+    reason = text.splitlines()[0] if text else ""
+    symbolic = _find_symbolic_size(graphs)
+    is_data_dependent = bool(_UNBACKED_SYMBOL.search(reason)) and (advice is _STATIC_SHAPES or symbolic is not None)
+    if is_data_dependent or (node is None and advice is _STATIC_SHAPES):
+        node = symbolic or node
     where = f" in {submodule}" if submodule else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
@@ -67,12 +72,20 @@ def describe(
         where += f" ({line})" if line else ""
     elif line:
         where += f" at {line}"
-    reason = text.splitlines()[0] if text else ""
+    reason = f"{type(error).__name__}: {reason}"
+    if is_data_dependent:
+        reason, advice = _describe_dependence(node), _STATIC_SHAPES
     if _involves_packed_sequence(error):
         advice = _PAD_SEQUENCES
     if not advice and node is not None and _has_symbolic_shape(node):
         advice = _STATIC_SHAPES
-    return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
+    return f"{doing} failed{where}: {reason}{'; ' if advice else ''}{advice}"
+
+
+def _describe_dependence(node: fx.Node | None) -> str:
+    if node is not None and _has_symbolic_shape(node):
+        return "a size depends on data, such as on the number of elements that an index or a mask selects"
+    return "a branch, a size or an index depends on data (the values of a tensor)"
 
 
 def _involves_packed_sequence(error: Exception) -> bool:

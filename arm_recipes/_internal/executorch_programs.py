@@ -41,6 +41,7 @@ def simplify_call(program: ExportedProgram) -> None:
         left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
         flat = pytree.tree_structure((tuple(left), {}))
         signature = replace(signature, in_spec=flat, forward_arg_names=left)
+        program._example_inputs = None  # they have the structure of the original call
     if not _is_serializable(signature.out_spec):
         flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
         signature = replace(signature, out_spec=flat)

@@ -61,13 +61,12 @@ def prepare_samples(
         )
     if is_loader and labels is None and metric is None:
         labels = _loader_labels(originals, arity)
-    inputs = []
+    inputs, ordered = [], []
     for index, sample in enumerate(converted):
         leaves = input_signature.check(sample, f"{argument}[{index}]")
+        ordered.append(input_signature.unflatten(leaves))
         inputs.append([x for x, kind in zip(leaves, input_signature.leaves, strict=True) if isinstance(kind, Tensor)])
-    return ComparisonSamples(
-        originals, converted, inputs, None if labels is None else flatten_labels(labels), is_loader
-    )
+    return ComparisonSamples(originals, ordered, inputs, None if labels is None else flatten_labels(labels), is_loader)
 
 
 def prepare_program_samples(

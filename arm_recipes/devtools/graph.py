@@ -24,7 +24,6 @@ def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
     """Copy a program and assign the debug handles that delegates and events use."""
     program = _with_buffers(program)
     simplify_call(program)
-    program._example_inputs = None  # they contain arguments that are constants of the program
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)

@@ -144,7 +144,8 @@ class Artifact:
             input, the program returns the new value and does not modify the argument; see ``report.notes``.
 
         Raises:
-            ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype.
+            ValueError: there is no such method, or the inputs differ from the model's in structure, shape or dtype, or
+                int32 cannot hold an int64 value.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
         reject_via(keywords)
@@ -156,7 +157,9 @@ class Artifact:
         return self.to_model_structure(example, program.execute(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
-        """Execute the program and yield each operation of its Ethos-U delegates, with names and outputs.
+        """Load and execute the program and yield each operation of its Ethos-U delegates, with names and outputs.
+
+        Buffers have their initial values; the values that later calls of ``run`` read do not change.
 
         Args:
             inputs: as in ``run``.

@@ -330,14 +330,33 @@ class Pipeline:
             for side, tensors in (("input", signature.user_inputs), ("output", signature.user_outputs)):
                 for index, tensor in enumerate(tensors):
                     value = nodes[tensor].meta.get("val") if tensor in nodes else None
-                    if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.float64):
-                        kind = str(value.dtype).removeprefix("torch.")
-                        narrow = {"int64": "int32", "float64": "float32"}[kind]
-                        self._note(
-                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
-                            f"a CPU operator converts it; use {narrow} to avoid the conversion"
-                            + ("; values are assumed to be below 2**30" if side + kind == "inputint64" else "")
-                        )
+                    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.int64, torch.float64):
+                        continue
+                    kind = str(value.dtype).removeprefix("torch.")
+                    narrow = {"int64": "int32", "float64": "float32"}[kind]
+                    is_int64_input = side + kind == "inputint64"
+                    self._note(
+                        f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
+                        f"a CPU operator converts it; use {narrow} to avoid the conversion"
+                        + ("; values are assumed to be below 2**30" if is_int64_input else "")
+                    )
+                    if is_int64_input:
+                        self._warn_about_large_values(name, index, tensor)
+
+    def _warn_about_large_values(self, method: str, index: int, tensor: str) -> None:
+        """Warn if an int64 input has a sample outside the interval that the compiler assumes."""
+        from arm_backend_core.ops.intervals import ASSUMED_INTERVAL
+
+        input_signature = self._methods[method].input_signature
+        assert input_signature is not None
+        samples = self._artifact.get_context("example_inputs")[method]
+        values = [input_signature.flatten(sample, "a sample")[index] for sample in samples]
+        largest = max((int(x) for value in values if value.numel() for x in value.aminmax()), key=abs, default=0)
+        if not ASSUMED_INTERVAL[0] <= largest <= ASSUMED_INTERVAL[1]:
+            self._note(
+                f"input {index} ('{tensor}') of '{method}' has the value {largest} in the samples, but the program is "
+                "exact only for values below 2**30: scale or split the values, or pass them as floating-point numbers"
+            )
 
     def _note(self, text: str) -> None:
         self._notes.append(text)

@@ -39,11 +39,18 @@ def bind_arguments(method: str, expected: Signature, tensors: Sequence[Any], nam
     return [*tensors, *(named[name] for name in names[len(tensors) :])]
 
 
-def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any) -> Any:
+def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any, *, reads_int32: bool = False) -> Any:
     """Validate an argument and lay it out in the dimension order of the program.
 
+    Args:
+        index: index of the input.
+        expected: its description.
+        layout: its dtype, shape and dimension order in the program.
+        value: the argument.
+        reads_int32: the program converts int64 to int32.
+
     Raises:
-        ValueError: it is not a tensor of the expected dtype and shape.
+        ValueError: it is not a tensor of the expected dtype and shape, or int32 cannot hold a value.
     """
     import torch
 
@@ -60,6 +67,11 @@ def check_input(index: int, expected: Value, layout: PteTensor | str, value: Any
         if kind_of(value.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
             hint = f"; quantize floats with inputs[{index}].quantize(...)"
         raise ValueError(f"{what} must be {expected}; got {dtype}{list(value.shape)}{hint}")
+    if reads_int32 and value.dtype is torch.int64 and value.numel():
+        limits, extremes = torch.iinfo(torch.int32), value.aminmax()
+        beyond = next((int(x) for x in extremes if not limits.min <= x <= limits.max), None)
+        if beyond is not None:
+            raise ValueError(f"{what} has the value {beyond}, which int32 cannot hold: the program computes in int32")
     # The runtime copies the raw memory, so its layout must be the dimension order of the program.
     order = layout.dim_order
     inverse = [order.index(axis) for axis in range(len(order))]

@@ -5,6 +5,7 @@ Delegates run as well: the plugin passes each one to an emulator or interpreter 
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_via
+from arm_recipes.runtime.delegates import BACKENDS
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.output_structure import unflatten_outputs
@@ -122,7 +124,8 @@ class Program:
             tensor if there is one, a list otherwise.
 
         Raises:
-            ValueError: there is no such method, or a tensor has the wrong shape or dtype.
+            ValueError: there is no such method, or a tensor has the wrong shape or dtype, or an int64 value that int32
+                cannot hold, in a method with delegates of an Arm backend.
             RunError: this machine lacks something that the program needs (the message names it), or the run failed.
         """
         outputs = self.execute(*tensors, method=method, backend=backend, pad=pad, **named)
@@ -170,6 +173,8 @@ class Program:
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
         """Execute a method, then execute its Ethos-U delegates again and yield each of their operations.
 
+        The program is loaded again: its buffers have their initial values, and those of later runs do not change.
+
         Args:
             tensors: as for ``run``.
             method: as for ``run``.
@@ -181,11 +186,18 @@ class Program:
         from arm_recipes.runtime.trace import trace_delegate
 
         with plugin.record_executions() as executions:
-            self.execute(*tensors, method=method, **named)
+            loaded = self._load_again()  # owns the delegates
+            loaded.execute(*tensors, method=method, **named)
         for number, execution in enumerate(executions):
             with self._lock:
                 operations = list(trace_delegate(number, execution, self.records.get(execution.checksum or b"")))
             yield from operations
+
+    def _load_again(self) -> Program:
+        """Return a copy of the program whose methods are not loaded yet."""
+        program = copy.copy(self)
+        program._methods, program._shared_program = {}, None
+        return program
 
     def run_batch(
         self, samples: Iterable[Any], *, method: str = "forward", backend: Literal["tosa"] | None = None
@@ -234,9 +246,10 @@ class Program:
         if len(tensors) != len(expected.inputs):
             names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
-        layouts = self.content.methods[method].inputs
+        description = self.content.methods[method]
+        layouts, has_arm_delegate = description.inputs, any(x.backend in BACKENDS for x in description.delegates)
         return [
-            check_input(index, value, kind, tensor)
+            check_input(index, value, kind, tensor, reads_int32=has_arm_delegate)
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, layouts, tensors, strict=True))
         ]
 

@@ -78,7 +78,7 @@ class VelaProgram(Program):
             return self._delegate.run_checked(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
-        """Execute once and yield each NPU operation with its result. Layer names are unknown.
+        """Load the model again, execute it and yield each NPU operation with its result. Layer names are unknown.
 
         Raises:
             ValueError, RunError: as ``run``.
@@ -87,7 +87,8 @@ class VelaProgram(Program):
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)
-        execution = Execution(self._delegate, None, tuple(self._to_bytes([x.numpy() for x in inputs])), ())
+        loaded = VelaProgram(self.data)
+        execution = Execution(loaded._delegate, None, tuple(self._to_bytes([x.numpy() for x in inputs])), ())
         with self._lock:
             operations = list(trace_delegate(0, execution, None))
         yield from operations

@@ -124,9 +124,10 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     input_signature = InputSignature.of_inputs(first)
     if is_loader:
         others = list(fit_batches(others, input_signature))
-    for index, sample in enumerate(others, 1):
-        input_signature.check_structure(sample, f"samples[{index}]{of}")
-    return [first, *others]
+    checked = (
+        input_signature.check_structure(sample, f"samples[{index}]{of}") for index, sample in enumerate(others, 1)
+    )
+    return [first, *map(input_signature.unflatten, checked)]
 
 
 def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,7 +154,7 @@ class InputSignature:
         return Inputs(*sample[: self.spec.children()[0].num_children], **sample.keywords)
 
     def flatten(self, sample: Inputs, what: str) -> list[Any]:
-        """The sample's leaves.
+        """The sample's leaves in the order of the model; dicts may have their keys in any order.
 
         Raises:
             ValueError: the sample has another structure.
@@ -165,11 +166,17 @@ class InputSignature:
         if sorted(sample.keywords) != sorted(keywords):
             listed = ", ".join(sample.keywords) or "none", ", ".join(keywords) or "none"
             raise ValueError(f"{what} has the keyword inputs {listed[0]}, the model was captured with {listed[1]}")
-        ordered = {name: sample.keywords[name] for name in keywords}
-        leaves, spec = pytree.tree_flatten((tuple(sample), ordered))
-        if spec != self.spec:
-            raise ValueError(f"{what} has another structure than the inputs that the model was captured with: {spec}")
-        return leaves
+        leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
+        args, named_args = spec.children()
+        try:
+            return [
+                *_in_captured_order(leaves[: args.num_leaves], args, positional),
+                *_in_captured_order(leaves[args.num_leaves :], named_args, named),
+            ]
+        except ValueError as error:
+            raise ValueError(
+                f"{what} has another structure than the inputs that the model was captured with: {error}"
+            ) from None
 
     def check_structure(self, sample: Inputs, what: str) -> list[Any]:
         """Check the structure: tensors where the model expects tensors, equal constants elsewhere.
@@ -217,6 +224,53 @@ class InputSignature:
         """Build the sample from its leaves."""
         args, keywords = pytree.tree_unflatten(list(leaves), self.spec)
         return Inputs(*args, **keywords)
+
+
+def _in_captured_order(
+    leaves: Sequence[Any], spec: pytree.TreeSpec, captured: pytree.TreeSpec, where: str = ""
+) -> list[Any]:
+    """Reorder the leaves of a structure whose dicts have their keys in another order.
+
+    Args:
+        leaves: the leaves.
+        spec: their structure.
+        captured: the structure that the model was captured with.
+        where: path of the structure in the sample.
+
+    Raises:
+        ValueError: the structures differ in more than the order of keys; the message names the place.
+    """
+    if spec == captured:
+        return list(leaves)
+    names, expected = _names_of_children(spec), _names_of_children(captured)
+    if spec.type is not captured.type:
+        raise ValueError(f"{where} is a {_name_of(spec)}, not a {_name_of(captured)}")
+    if sorted(map(repr, names)) != sorted(map(repr, expected)):
+        for name in expected:
+            if name not in names:
+                raise ValueError(f"{where} has no item {name!r}")
+        raise ValueError(f"{where} has an additional item {next(x for x in names if x not in expected)!r}")
+    if spec.type not in pytree.STANDARD_DICT_TYPES and spec.context != captured.context:
+        raise ValueError(f"{where} is a {_name_of(spec)} with other fields")
+    rest, parts = list(leaves), {}
+    for name, child in zip(names, spec.children(), strict=True):
+        parts[name], rest = (child, rest[: child.num_leaves]), rest[child.num_leaves :]
+    ordered = []
+    for name, captured_child in zip(expected, captured.children(), strict=True):
+        child, part = parts[name]
+        ordered += _in_captured_order(part, child, captured_child, f"{where}[{name!r}]")
+    return ordered
+
+
+def _names_of_children(spec: pytree.TreeSpec) -> list[Any]:
+    """The keys of a dict; the indices of another container."""
+    if spec.type not in pytree.STANDARD_DICT_TYPES:
+        return list(range(spec.num_children))
+    return list(spec.context[1] if spec.type is defaultdict else spec.context)
+
+
+def _name_of(spec: pytree.TreeSpec) -> str:
+    return "single value" if spec.is_leaf() else spec.type.__name__
 
 
 def _same_shape(shape: torch.Size, expected: torch.Size) -> bool:

@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
-from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export, load
 from arm_recipes.pipeline import pipeline
 from tests.small_models import Small, Sorting, images, run, vectors
 
@@ -318,7 +318,7 @@ def test_data_dependent_control_flow_is_quiet_and_named(capfd: pytest.CaptureFix
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ExportError, match=r"failed in Branching at .*test_export.py"):
+    with pytest.raises(ExportError, match=r"failed in Branching at .*test_export.py:\d+: a branch, a size or an "):
         export(Branching().eval(), get(FP), [(torch.ones(1, 4),)])
     assert capfd.readouterr().err == ""
 
@@ -481,6 +481,32 @@ def test_int64_at_the_boundary_is_warned_about() -> None:
         result.run(torch.tensor([[3, 0]])),
         result.exported_programs["forward"].module()(torch.tensor([[3, 0]])),
     )
+
+
+@pytest.mark.parametrize("recipe", [FP, ArmRecipeType.ETHOSU_U85_INT8], ids=str)
+def test_int64_inputs_beyond_int32_are_warned_about_and_refused(recipe: ArmRecipeType) -> None:
+    class Sum(nn.Module):
+        def forward(self, x: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+            return x * 2, numbers + 1
+
+    def sample(value: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(3), torch.tensor([0, value, 5])
+
+    beyond = r"input 1 \('numbers'\) of 'forward' has the value {} in the samples"
+    for value in (1 << 30, -(1 << 35)):
+        with pytest.warns(ArmRecipesWarning, match=beyond.format(value)):
+            export(Sum().eval(), get(recipe), [sample(3), sample(value)])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = export(Sum().eval(), get(recipe), [sample((1 << 30) - 1), sample(-(1 << 30))])
+    assert not [x for x in caught if "in the samples" in str(x.message)]
+    for value in (-(1 << 31), (1 << 30) - 1):
+        assert result.run(*sample(value))[1].tolist() == [1, value + 1, 6]
+    for program in (result, load(result.buffer)):
+        for value in (1 << 31, -(1 << 31) - 1):
+            message = rf"input 1 \('numbers'\) has the value {value}, which int32 cannot hold"
+            with pytest.raises(ValueError, match=message):
+                program.run(*sample(value))
 
 
 def test_int64_results_are_warned_about() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -172,6 +174,66 @@ def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str)
     program = arm_recipes.load(result.buffer)
     found = [program.execute(*frame)[0] for frame in frames]
     assert sqnr([expected(*frame) for frame in frames], found) > 35
+
+
+@dataclass
+class _Scaled:
+    x: Tensor
+    scale: object
+
+
+class _Counted(nn.Module):
+    n: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(3))
+
+    def forward(self, x: Tensor, scale: Any) -> Tensor:
+        self.n.add_(x)
+        return self.n * (scale if isinstance(scale, float) else 1)
+
+
+class _CountedDataclass(_Counted):
+    def forward(self, scaled: _Scaled) -> Tensor:  # type: ignore[override]
+        return super().forward(scaled.x, scaled.scale)
+
+
+class _WritesView(nn.Module):
+    def forward(self, x: Tensor, scale: Any) -> Tensor:
+        y = torch.zeros(3)
+        y[1:] = x[1:]
+        return y * scale
+
+
+class _WritesInput(nn.Module):
+    def forward(self, x: Tensor, scale: Any) -> Tensor:
+        return x.add_(1) * scale
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "ETHOSU_U85_INT8"])
+@pytest.mark.parametrize(
+    ("network", "sample"),
+    [
+        *[(_Counted, (torch.ones(3), value)) for value in (2.0, True, 3, "text", None)],
+        (_Counted, {"scale": 2.0, "x": torch.ones(3)}),
+        (_CountedDataclass, (_Scaled(torch.ones(3), 2.0),)),
+        (_WritesView, (torch.ones(3), 2.0)),
+        (_WritesInput, (torch.ones(3), 2.0)),
+    ],
+    ids=["float", "bool", "int", "str", "None", "keywords", "dataclass", "view", "input"],
+)
+def test_state_and_in_place_writes_beside_a_constant_input(
+    network: Callable[[], nn.Module], sample: Any, recipe: str
+) -> None:
+    model = network().eval()
+    expected = copy.deepcopy(model)
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), [copy.deepcopy(sample)] * 2)
+    for _ in range(2):
+        args, keywords = ((), sample) if isinstance(sample, dict) else (sample, {})
+        found = result.run(*args, **keywords)
+        wanted = expected(*copy.deepcopy(args), **copy.deepcopy(keywords))
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
 
 
 def test_state_is_held_as_integers() -> None:

@@ -226,3 +226,30 @@ def test_figures_of_a_delegate() -> None:
     assert second.bytes_read[0] > 256 + 24 * 10  # scales of ten bytes beside them
     assert figures.bytes_written[0] == first.bytes_written[0] == 0
     emulated.close()
+
+
+class _Sum(nn.Module):
+    n: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n", torch.zeros(1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n.add_(x)
+        return self.n * 1
+
+
+def test_a_trace_leaves_the_state_as_it_was() -> None:
+    samples = [(torch.full((1, 3), 0.2 * i),) for i in range(8)]
+    result = export(_Sum().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+    one, loaded = torch.ones(1, 3), load(result.buffer)
+    expected = [result.run(one) for _ in range(5)]
+    torch.testing.assert_close(expected[2], 3 * one, rtol=0, atol=0.1)
+    names = [operation.command for operation in result.trace(one)]
+    assert names == [operation.command for operation in loaded.trace(one)]
+    for number, wanted in enumerate(expected):
+        assert torch.equal(loaded.run(one), wanted)
+        if number % 2:
+            next(iter(loaded.trace(one)))
+    assert torch.equal(result.run(one), loaded.run(one))

@@ -149,6 +149,12 @@ def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
     assert torch.equal(result.run(X, 3 * X), X - 6 * X)
 
 
+@dataclass
+class _Pair:
+    one: Tensor
+    other: Tensor | None
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -182,12 +188,55 @@ def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
         ([(X, 1), (X, True)], r"samples\[1\] .*, input 1 \('\[1\]'\) is True, but the model was captured with 1"),
         ([(X,), (None,)], r"samples\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
         ([([X],), ([X, X],)], r"samples\[1\] of method 'forward' has another structure than the inputs"),
+        (
+            [({"a": X, "b": [X]},), ({"b": [X]},)],
+            r"samples\[1\] of method 'forward' has another structure .* captured with: \[0\] has no item 'a'$",
+        ),
+        (
+            [([{"a": X}],), ([{"a": X, "z": X}],)],
+            r"captured with: \[0\]\[0\] has an additional item 'z'$",
+        ),
+        ([({"a": X},), ({"b": X},)], r"captured with: \[0\] has no item 'a'$"),
+        ([{"d": {"a": X}}, {"d": {"a": (X,)}}], r"captured with: \['d'\]\['a'\] is a tuple, not a single value$"),
+        ([{"d": {"a": [X]}}, {"d": {"a": X}}], r"captured with: \['d'\]\['a'\] is a single value, not a list$"),
+        ([(_Pair(X, X),), (_Pair(X, None),)], r"captured with: \[0\] has no item 1$"),
         ([{"a": X}, {"b": X}], r"samples\[1\] .* has the keyword inputs b, the model was captured with a"),
     ],
 )
 def test_wrong_example_inputs_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         inputs.examples_by_method(given, {"forward": nn.ReLU()})
+
+
+class _Nested(nn.Module):
+    def forward(self, d: dict[str, Any]) -> Tensor:
+        return d["k"] - d["j"] * 10 + d["parts"][0]["a"] * 3 - d["parts"][0]["b"] * 0.5
+
+
+def _nested(seed: int, order: int = 1, **changed: Tensor) -> dict[str, Any]:
+    k, j, a, b = torch.rand(4, 3, generator=torch.Generator().manual_seed(seed))
+    items = {"k": k, "j": j, "parts": [dict([("a", a), ("b", b)][::order])]} | changed
+    return dict([*items.items()][::order])
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8], ids=str)
+@pytest.mark.parametrize("wrap", [lambda d: Inputs(d), lambda d: Inputs(d=d)], ids=["positional", "keyword"])
+def test_dicts_may_have_their_keys_in_any_order(wrap: Any, recipe: ArmRecipeType) -> None:
+    ordered, mixed = ([wrap(_nested(seed, order**seed)) for seed in range(6)] for order in (1, -1))
+    is_float = recipe is ArmRecipeType.TOSA_FP
+    options: list[dict[str, Any]] = [{}, {}, {} if is_float else {"calibration_samples": mixed}]
+    results = [
+        export(_Nested().eval(), ExportRecipe.get_recipe(recipe, **each), samples)
+        for each, samples in zip(options, (ordered, mixed, ordered[:1]), strict=True)
+    ]
+    reverse = wrap(_nested(7, -1))
+    first, *others = (result.run(*reverse, **reverse.keywords) for result in results)
+    torch.testing.assert_close(first, _Nested()(_nested(7)), rtol=0, atol=1e-5 if is_float else 0.15)
+    assert all(torch.equal(first, other) for other in others)
+    compared = [results[0].compare(samples, progress=False).to_dict() for samples in (ordered, mixed)]
+    for each in compared:
+        each.pop("seconds")
+    assert compared[0] == compared[1]
 
 
 def test_several_methods_need_a_dict() -> None:

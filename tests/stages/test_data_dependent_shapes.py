@@ -141,6 +141,31 @@ def test_an_element_of_what_is_written_afterwards_is_a_view() -> None:
         export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.randn(3, 2), torch.tensor(1))])
 
 
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8], ids=str)
+def test_an_index_that_depends_on_data_is_refused_in_words(
+    kind: ArmRecipeType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")  # PyTorch's errors in decompositions of such programs are no faults
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            y = x.clone()
+            y[mask] = 3.0
+            y[:, mask[0]] += 1
+            return y
+
+    sample = torch.randn(4, 5), torch.rand(4, 5) > 0.5
+    line = Model.forward.__code__.co_firstlineno + 3
+    with pytest.raises(ExportError, match=rf"aten\.index\.Tensor \(.*:{line}\): ") as caught:
+        export(Model().eval(), ExportRecipe.get_recipe(kind), [sample] * 2)
+    _, _, words = str(caught.value).partition("): ")
+    assert words == (
+        "a size depends on data, such as on the number of elements that an index or a mask selects; shapes and "
+        "branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of elements "
+        "(topk)"
+    )
+
+
 def test_distributions_check_nothing_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # PyTorch's own tracing leaves it off
 
