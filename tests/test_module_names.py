@@ -37,7 +37,7 @@ ELSEWHERE = {
         "ops/test_refusals.py": "checks",
     },
     "arm_backend_core.ops": {
-        "ops/test_ops.py": "accumulator casting catalog common_scale convolution division elementwise expression "
+        "ops/test_ops.py": "accumulator catalog common_scale convolution division elementwise expression "
         "formulas image_layout indexing linear logical movement normalization operands pooling "
         "reduction registry resize topk unary",
         "aten/test_higher_order.py": "loop_markers",
