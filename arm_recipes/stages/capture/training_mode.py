@@ -18,7 +18,9 @@ _NAMED = 4
 _EVAL = "call model.eval() before torch.export.export()"
 _ARGUMENT = "pass training=self.training"
 _BATCH = "normalizes with the statistics of each batch, not with the running ones"
-_DROPS = "is random at every run, as in training"
+_AS_TRAINED = "is random at every run, as in training"
+#: ExecuTorch's ``native_dropout`` kernel does not divide what it keeps by 1 - p.
+_DROPS = "is random at every run, and the elements that it keeps are not divided by 1 - p, unlike in training"
 _ATTENTION = "asks for dropout at every call, as in training, and is computed without it"
 _DRAWS = "draws random numbers at every run, so that its results differ"
 _AS_INPUT = "give random numbers as an input where runs are to be equal"
@@ -55,6 +57,8 @@ def _behavior(node: Node) -> str | None:
         return None
     if "dropout_p" in known:
         return _ATTENTION
+    if "alpha_dropout" in str(overload) or "rrelu" in str(overload):
+        return _AS_TRAINED
     return _DROPS if trains or "dropout" in str(overload) else _DRAWS
 
 
