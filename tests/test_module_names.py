@@ -24,6 +24,7 @@ ELSEWHERE = {
     "arm_backend_core.aten": {
         "ops/test_ops.py": "batch_norm constants fourier functionalize int_to_float memory_format normalize",
         "ops/test_composites.py": "decompose decomposition_rules",
+        "quantization/test_mask_bounds.py": "masked_rows",
         "quantization/test_mask_fill.py": "mask_constants",
         "pipeline/test_state.py": "state",
     },

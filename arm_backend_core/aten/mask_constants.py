@@ -1,8 +1,9 @@
 """Bound mask constants, and rewrite comparisons with extrema, so that both can be quantized.
 
 An attention mask holds -inf, the type's minimum, or -10000 where softmax or exp must give 0. One such value would
-consume the whole quantization range that the scores share with it. exp(QUANTIZABLE_LOWEST) is negligible beside any
-score.
+consume the whole quantization range that the scores share with it. exp(QUANTIZABLE_LOWEST) is negligible beside scores
+that span less than 50; for others the algorithm ``mask_bounds`` lowers the bounds after calibration. It finds them by
+the metadata ``MASK_BOUND``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import is_float
+from arm_backend_core.nodes import is_float, readers_through
 from arm_backend_core.ops.catalog import is_data_movement
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 from arm_backend_core.ops.logical import where
@@ -23,10 +24,10 @@ from arm_backend_core.ops.normalization import log_softmax, safe_softmax, softma
 aten = torch.ops.aten
 
 _SOFTMAX = (*softmax.overloads, *safe_softmax.overloads, *log_softmax.overloads)
-_EXPONENTIAL = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
+EXPONENTIAL_OPS = (*_SOFTMAX, aten.logsumexp.default, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 _PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> positions of the arguments whose values appear in the result, unchanged or summed.
-_VALUE_OPERANDS = {
+VALUE_OPERANDS = {
     aten.add.Tensor: (0, 1),
     **dict.fromkeys(where.overloads, (1, 2)),
     aten.masked_fill.Scalar: (0, 2),
@@ -36,6 +37,12 @@ _VALUE_OPERANDS = {
 }
 #: A product with a factor of at least this is a mask: scores are not scaled that much.
 _MASK_FACTOR = 1000.0
+#: Node metadata: index of the argument that bounds a mask.
+MASK_BOUND = "mask_bound"
+#: Node metadata: the lowest value of a tensor that holds a mask, for tensors between a mask and an exponential.
+MASKED_VALUE = "masked_value"
+#: Node metadata: smaller values make no difference to the program.
+OBSERVED_MINIMUM = "observed_minimum"
 #: No score has this magnitude or more.
 MASK_THRESHOLD = 9999.0
 _EXTREME_COMPARISONS: dict[Any, Any] = {
@@ -59,11 +66,18 @@ def rewrite_extreme_comparisons(module: GraphModule) -> None:
 
 def bound_masks(module: GraphModule) -> None:
     """Bound large negative constants by ``QUANTIZABLE_LOWEST``, on paths to exponentials only."""
-    softmaxes = [node for target in _EXPONENTIAL for node in module.graph.find_nodes(op="call_function", target=target)]
+    softmaxes = [
+        node for target in EXPONENTIAL_OPS for node in module.graph.find_nodes(op="call_function", target=target)
+    ]
     if softmaxes:
         bound = _MaskBounder(module)
         for node in softmaxes:
             node.replace_input_with(node.args[0], bound(node.args[0]))
+
+
+def _is_attention_bound(node: Node) -> bool:
+    """Whether ``node`` bounds a float mask of an attention whose operator the decomposition replaced."""
+    return node.target is aten.clamp.default and bool(node.args[1] == QUANTIZABLE_LOWEST)
 
 
 class _MaskBounder:
@@ -87,10 +101,13 @@ class _MaskBounder:
     def _bound(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
             return node if self._minimum(node) >= lowest else self._insert_clamp(node, lowest)
-        factor = self._factor(node)
-        positions = _VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
+        own_lowest, factor = lowest, self._factor(node)
+        positions = VALUE_OPERANDS.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
         if self._is_mask_product(node, -1.0):
             return self._insert_clamp(node, lowest)
+        if _is_attention_bound(node):
+            node.meta |= {MASK_BOUND: 1, MASKED_VALUE: lowest}
+            self._bound_unobserved(node)
         if 0 < factor < _MASK_FACTOR:
             positions, lowest = (0, 1), lowest / factor
         is_sum = node.target in (aten.add.Tensor, aten.sub.Tensor)
@@ -100,19 +117,33 @@ class _MaskBounder:
                 for position in positions
                 if isinstance(x := node.args[position], Node) and not self._is_number(x)
             )
-        arguments = [
+        arguments: list[Any] = [
             self(x, lowest + is_sum * self._negative_maximum(x)) if i in positions else x
             for i, x in enumerate(node.args)
         ]
         subtracted = node.args[1] if node.target is aten.sub.Tensor else None
         if isinstance(subtracted, Node) and self._is_mask_product(subtracted, 1.0):
             arguments[1] = self._insert_clamp(subtracted, -lowest)
+        if any(MASKED_VALUE in x.meta for x in arguments if isinstance(x, Node)):
+            node.meta[MASKED_VALUE] = own_lowest
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
         with self._graph.inserting_after(node):
             copy = self._graph.create_node("call_function", node.target, tuple(arguments), dict(node.kwargs))
         copy.meta = dict(node.meta)
+        for i in positions:
+            if arguments[i] is not node.args[i] and not isinstance(arguments[i], Node):
+                copy.meta |= {MASK_BOUND: i, MASKED_VALUE: own_lowest}
         return copy
+
+    def _bound_unobserved(self, clamp: Node) -> None:
+        """Let calibration ignore what makes no difference to masks that attention bounds: an input may hold -inf."""
+        node = clamp
+        while (node is clamp or is_data_movement(node)) and len(node.all_input_nodes) == 1:
+            (node,) = node.all_input_nodes
+            readers = list(readers_through(node, is_data_movement))
+            if all(is_data_movement(reader) or _is_attention_bound(reader) for reader in readers):
+                node.meta[OBSERVED_MINIMUM] = QUANTIZABLE_LOWEST
 
     def _factor(self, node: Node) -> float:
         """The constant factor of ``node``, if it multiplies by or divides by a number; else 0."""
@@ -153,7 +184,7 @@ class _MaskBounder:
         bounds = (bound,) if bound < 0 else (None, bound)
         with self._graph.inserting_after(node):
             clamp = self._graph.call_function(aten.clamp.default, (node, *bounds))
-        clamp.meta = dict(node.meta)
+        clamp.meta = dict(node.meta) | {MASK_BOUND: len(bounds), MASKED_VALUE: bound}
         return clamp
 
     def _minimum(self, node: Node) -> float:

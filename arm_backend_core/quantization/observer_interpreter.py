@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.aten.mask_constants import OBSERVED_MINIMUM
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, GraphInterpreter
 from arm_backend_core.quantization.observer import NonFiniteError
 
@@ -42,6 +43,8 @@ class ObserverInterpreter(GraphInterpreter):
     def on_result(self, node: Node, value: Any) -> Any:
         """Return the value. If an observer rejects non-finite elements, record that and replace them by finite ones."""
         watched = self._watchers.get(node, ())
+        if OBSERVED_MINIMUM in node.meta:
+            value = value.clamp(min=node.meta[OBSERVED_MINIMUM])
         if node in self._fill_values:
             return torch.where(value.isfinite(), value, self._fill_values[node])
         try:

@@ -34,6 +34,7 @@ from arm_backend_core.quantization.algorithms.activation_precision import choose
 from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales
 from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_constant_adds
 from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_log_softmax, fuse_norms
+from arm_backend_core.quantization.algorithms.mask_bounds import MaskBounds
 from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.graph_interpreter import Branch, BranchConditions, find_branch_conditions
@@ -144,7 +145,8 @@ class ObservedProgram(torch.nn.Module):
         groups = _group_observers(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
-        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
+        self._mask_bounds = MaskBounds(self.model.graph)
+        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = self._mask_bounds.watchers
         self.concat_scales = ConcatScales(
             self, separate="concat_scales" in algorithms, int16_outputs="int16_outputs" in algorithms
         )
@@ -193,7 +195,7 @@ class ObservedProgram(torch.nn.Module):
             inspect: called with this object after the insertion, while parameters and buffers are still attributes.
         """
         graph = self.model.graph
-        self.observe_untaken_branches()
+        self.finish_calibration()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._insert_quantize_dequantize(node, node, output, users)
@@ -211,7 +213,12 @@ class ObservedProgram(torch.nn.Module):
         return_states(self._program)
         return lift(self._program, self._specs, self._mode)
 
-    def observe_untaken_branches(self) -> None:
+    def finish_calibration(self) -> None:
+        """Calibrate the branches that no sample takes, and lower the bounds of masks where the scores need it."""
+        self._observe_untaken_branches()
+        self._mask_bounds.apply(self.observers)
+
+    def _observe_untaken_branches(self) -> None:
         """Calibrate the branches that no sample takes by forcing them on the last sample."""
         wheres = [node for node in self.graph.nodes if BRANCH_SELECT in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}

@@ -19,6 +19,7 @@ from arm_backend_core.aten.high_rank import reduce_ranks
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote_integers
 from arm_backend_core.aten.mask_constants import bound_masks, rewrite_extreme_comparisons
+from arm_backend_core.aten.masked_rows import zero_masked_rows
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
 from arm_backend_core.graph_edits import eliminate_dead_code
@@ -110,6 +111,7 @@ class ArmQuantizer(Quantizer):
         reduce_angle_range(model)
         rewrite_extreme_comparisons(model)
         promote_integers(model)
+        zero_masked_rows(model)
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)

@@ -76,7 +76,7 @@ class FakeQuantizedModel(torch.nn.Module):
         self._initial_state = {name: named_tensors(model)[name].detach().clone() for name in form.state_names.values()}
         with torch.no_grad():
             stage.calibrate(METHOD, form.observed, self._examples)
-            form.observed.observe_untaken_branches()
+            form.observed.finish_calibration()
         self._joined = form.observed.concat_scales.apply()
         found = activation_observers(form.observed)
         self._kinds = list(map(_kind, found))
@@ -142,7 +142,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """Set the learned ranges in a calibrated program."""
         self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
-        observed.observe_untaken_branches()  # before setting the ranges: later observations would change them
+        observed.finish_calibration()  # before setting the ranges: later observations would change them
         for observer, span in zip(activation_observers(observed), self._spans(), strict=True):
             set_parameters(observer, span())
 

@@ -50,8 +50,8 @@ X = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
 WITHOUT_EVAL = (
     "'forward' normalizes with the statistics of each batch, not with the running ones: 'body.1' (BatchNorm2d); call "
     "model.eval() before torch.export.export()",
-    "'forward' is random at every run, as in training: 'body.3' (Dropout); call model.eval() before "
-    "torch.export.export()",
+    "'forward' is random at every run, and the elements that it keeps are not divided by 1 - p, unlike in training: "
+    "'body.3' (Dropout); call model.eval() before torch.export.export()",
 )
 
 
@@ -95,16 +95,17 @@ def test_the_command_line_tells(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert text in printed.out
 
 
-DROPS = "is random at every run, as in training"
+DROPS = "is random at every run, and the elements that it keeps are not divided by 1 - p"
+AS_TRAINED = "is random at every run, as in training"
 DRAWS = "draws random numbers at every run"
 #: What a model does in evaluation mode, and the beginning of what is told.
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "dropout": (lambda x: F.dropout(x, 0.5), DROPS),
     "dropout in place": (lambda x: F.dropout(x + 1, 0.5, inplace=True), DROPS),
     "channels": (lambda x: F.dropout2d(x, 0.5), DROPS),
-    "alpha": (lambda x: F.alpha_dropout(x, 0.5, training=True), DROPS),
-    "alpha channels": (lambda x: F.feature_alpha_dropout(x, 0.5, training=True), DROPS),
-    "rrelu": (lambda x: F.rrelu(x, training=True), DROPS),
+    "alpha": (lambda x: F.alpha_dropout(x, 0.5, training=True), AS_TRAINED),
+    "alpha channels": (lambda x: F.feature_alpha_dropout(x, 0.5, training=True), AS_TRAINED),
+    "rrelu": (lambda x: F.rrelu(x, training=True), AS_TRAINED),
     "attention": (lambda x: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1), "asks for dropout at every call"),
     "statistics": (
         lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), training=True),
@@ -127,7 +128,8 @@ def test_what_is_random_in_evaluation_mode_is_told_with_its_line(name: str) -> N
     assert told.startswith(begins)
     assert "('inner', runner.py:" in told
     assert "model.eval()" not in told
-    remedy = {DRAWS: "as an input", DROPS: "training=self.training"}.get(begins, "self.training")
+    own = dict.fromkeys((DROPS, AS_TRAINED), "training=self.training")
+    remedy = ({DRAWS: "as an input"} | own).get(begins, "self.training")
     assert remedy in told
 
 

@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 #: Replaces minus infinity in a mask that will be quantized. exp(-64) is negligible, and a range of 64 has int16 steps
-#: of 0.002.
+#: of 0.002. Calibration lowers it if scores span more (quantization.algorithms.mask_bounds).
 QUANTIZABLE_LOWEST = -64.0
 
 
@@ -47,7 +47,6 @@ def _scores(
     query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, quantized: bool
 ) -> tuple[Tensor, bool]:
     """query @ key^T * scale + mask, and whether there is a mask."""
-    lowest = QUANTIZABLE_LOWEST if quantized else -math.inf
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query, key.transpose(-2, -1)) * factor
     if is_causal:
@@ -55,9 +54,9 @@ def _scores(
     if mask is None:
         return scores, False
     if mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, lowest)
+        mask = torch.where(mask, 0.0, -math.inf)  # quantized: mask_constants bounds it
     elif quantized:
-        mask = mask.clamp(min=lowest)
+        mask = mask.clamp(min=QUANTIZABLE_LOWEST)  # an input may hold -inf
     if mask.dtype is not scores.dtype:
         mask = mask.to(scores.dtype)
     return scores + mask, True

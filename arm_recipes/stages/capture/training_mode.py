@@ -21,7 +21,9 @@ _PASS_TRAINING = "pass training=self.training"
 _INPUT_RANDOM = "pass the random numbers as an input if runs must be reproducible"
 # Kinds of training behavior.
 _BATCH_STATISTICS = "normalizes with the statistics of each batch, not with the running ones"
-_ACTIVE_DROPOUT = "is random at every run, as in training"
+_RANDOM_AS_IN_TRAINING = "is random at every run, as in training"
+#: ExecuTorch's ``native_dropout`` kernel does not divide the elements that it keeps by 1 - p.
+_ACTIVE_DROPOUT = "is random at every run, and the elements that it keeps are not divided by 1 - p, unlike in training"
 _ATTENTION_DROPOUT = "asks for dropout at every call, as in training, but the exported program omits it"
 _RANDOM_NUMBERS = "draws random numbers at every run, so that its results differ"
 
@@ -57,6 +59,8 @@ def _behavior(node: Node) -> str | None:
         return None
     if "dropout_p" in known:
         return _ATTENTION_DROPOUT
+    if "alpha_dropout" in str(overload) or "rrelu" in str(overload):
+        return _RANDOM_AS_IN_TRAINING
     return _ACTIVE_DROPOUT if trains or "dropout" in str(overload) else _RANDOM_NUMBERS
 
 

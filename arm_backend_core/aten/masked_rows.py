@@ -1,0 +1,177 @@
+"""Rows of a softmax in which all elements are masked: 0, as PyTorch's attention gives.
+
+-inf marks a masked element in floating point. Quantized scores are finite, so the rows are found from the mask itself.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.graph_edits import insert_call
+from arm_backend_core.nodes import evaluate_node, is_float
+from arm_backend_core.ops.catalog import is_cast, is_data_movement
+from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
+from arm_backend_core.ops.logical import where
+from arm_backend_core.ops.normalization import safe_softmax, softmax
+
+aten = torch.ops.aten
+
+_PRODUCTS = (aten.matmul.default, aten.bmm.default)
+_FACTORS = (aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar)
+
+
+def zero_masked_rows(module: GraphModule) -> None:
+    """Select 0 for rows of -inf, after ``_safe_softmax`` and after ``nan_to_num(softmax(x))``.
+
+    A constant mask without such a row needs no selection. The selection follows the product of the weights with the
+    values if only that reads them: it then reads fewer elements, and the weights keep their quantization.
+    """
+    finder = _MaskFinder(module)
+    targets = [target for record in (safe_softmax, softmax) for target in record.overloads]
+    for node in [node for target in targets for node in module.graph.find_nodes(op="call_function", target=target)]:
+        guarded = bool(node.users) and all(user.target is aten.nan_to_num.default for user in node.users)
+        masked = finder(node.args[0]) if node.target in safe_softmax.overloads or guarded else None
+        if masked is None:
+            continue
+        source, dim = node.args[0], node.args[1]
+        shape = source.meta["val"].shape
+        is_last = dim % len(shape) == len(shape) - 1
+        with module.graph.inserting_before(node):
+            if not is_last and masked.meta["val"].shape != shape:
+                masked = finder.insert(node, aten.expand.default, masked, list(shape))
+            rows = finder.insert(node, aten.all.dim, masked, -1 if is_last else dim % len(shape), True)
+        if rows not in finder.constants or bool(finder.value(rows).any()):
+            _select_zero(node, rows, is_last=is_last)
+
+
+def _select_zero(weights: Node, rows: Node, *, is_last: bool) -> None:
+    """Replace ``weights``, or the only product that reads them, by 0 in ``rows``."""
+    result, (user, *others) = weights, weights.users
+    if is_last and not others and user.target in _PRODUCTS and user.args[0] is weights:
+        result = user
+    readers = list(result.users)
+    with result.graph.inserting_after(result):
+        zeroed = result.graph.call_function(aten.where.ScalarSelf, (rows, 0.0, result))
+    zeroed.meta = dict(result.meta)
+    for reader in readers:
+        reader.replace_input_with(result, zeroed)
+
+
+class _MaskFinder:
+    """Finds which elements of a tensor are -inf because of a mask, as a boolean node."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._known: dict[Node, Node | None] = {}
+        self._values: dict[Node, torch.Tensor] = {}
+        self._float_constants = Constants(module)
+        self.constants: set[Node] = set()
+
+    def __call__(self, x: Any) -> Node | None:
+        """The boolean node for ``x``; None if no mask is found."""
+        if not isinstance(x, Node) or not is_float(x):
+            return None
+        if x not in self._known:
+            self._known[x] = self._find(x)
+        return self._known[x]
+
+    def value(self, node: Node) -> torch.Tensor:
+        """The value of a constant."""
+        if node in self._float_constants:
+            return self._float_constants.value(node)
+        if node not in self._values:
+            self._values[node] = evaluate_node(node, self.value)
+        return self._values[node]
+
+    def insert(self, origin: Node, target: Any, *args: Any) -> Node:
+        """Insert an operator at the graph's insertion point."""
+        node = insert_call(origin, target, *args)
+        if all(x in self.constants or x in self._float_constants for x in node.all_input_nodes):
+            self.constants.add(node)
+        return node
+
+    def _find(self, x: Node) -> Node | None:
+        is_bounded = x.target is aten.clamp.default and x.args[1] == QUANTIZABLE_LOWEST
+        if x in self._float_constants and not is_bounded:
+            lowest = self._is_lowest(x, every=False)
+            return self._insert_after(x, aten.eq.Scalar, x, -math.inf) if lowest else None
+        if is_bounded:
+            return self._find_in_bounded_mask(x)
+        if x.target in where.overloads or x.target in (aten.masked_fill.Scalar, aten.masked_fill.Tensor):
+            return self._find_in_fill(x)
+        is_sum, scales = x.target in (aten.add.Tensor, aten.sub.Tensor), x.target in _FACTORS and self._is_positive(x)
+        operands = x.args[: 2 if x.target is aten.add.Tensor else 1] if is_sum or scales or is_data_movement(x) else ()
+        found = [mask for operand in operands if (mask := self(operand)) is not None]
+        if is_data_movement(x) and not is_cast(x):
+            return self._move(x, found[0]) if found and len(x.all_input_nodes) == 1 else None
+        return self._join(x, found)
+
+    def _find_in_bounded_mask(self, x: Node) -> Node | None:
+        """A float mask that attention bounds: found as any other, or an input, whose values only the program sees."""
+        assert isinstance(x.args[0], Node)
+        found, source = self(x.args[0]), x.args[0]
+        while is_data_movement(source) and len(source.all_input_nodes) == 1:
+            (source,) = source.all_input_nodes
+        if found is None and source.op == "placeholder":
+            return self._insert_after(x, aten.le.Scalar, x, QUANTIZABLE_LOWEST + 1)
+        return found
+
+    def _find_in_fill(self, x: Node) -> Node | None:
+        """A selection between -inf and another tensor."""
+        is_where = x.target in where.overloads
+        condition, filled, kept = (x.args[0], x.args[1], x.args[2]) if is_where else (x.args[1], x.args[2], x.args[0])
+        if self._is_lowest(filled):
+            masked = condition
+        elif self._is_lowest(kept):
+            masked = self._insert_after(x, aten.logical_not.default, condition)
+            kept = filled
+        else:
+            return None
+        assert isinstance(masked, Node)
+        inner = self(kept)
+        return self._join(x, [masked] if inner is None else [masked, inner])
+
+    def _is_positive(self, x: Node) -> bool:
+        """Whether the second operand of a product or quotient is a positive number."""
+        factor = x.args[1]
+        if isinstance(factor, Node):
+            return factor in self._float_constants and bool((self.value(factor) > 0).all())
+        return isinstance(factor, (int, float)) and factor > 0
+
+    def _is_lowest(self, x: Any, *, every: bool = True) -> bool:
+        """Whether ``x`` is -inf: a number, or every or any element of a constant."""
+        if isinstance(x, Node):
+            if x not in self._float_constants or not is_float(x):
+                return False
+            infinite = self.value(x) == -math.inf
+            return bool(infinite.all() if every else infinite.any())
+        return isinstance(x, float) and x == -math.inf
+
+    def _join(self, x: Node, masks: list[Node]) -> Node | None:
+        if not masks:
+            return None
+        result = masks[0]
+        for mask in masks[1:]:
+            result = self._insert_after(x, aten.logical_or.default, result, mask)
+        return result
+
+    def _move(self, x: Node, mask: Node) -> Node:
+        """Apply the data movement of ``x`` to the mask of its operand."""
+        source = x.all_input_nodes[0]
+        if mask.meta["val"].shape != source.meta["val"].shape:
+            mask = self._insert_after(x, aten.expand.default, mask, list(source.meta["val"].shape))
+        return self._insert_after(x, x.target, mask, *x.args[1:])
+
+    def _insert_after(self, x: Node, target: Any, *args: Any) -> Node:
+        """Insert an operator after ``x`` and its own operands."""
+        with self._module.graph.inserting_before(self._place(x, args)):
+            return self.insert(x, target, *args)
+
+    def _place(self, x: Node, args: tuple[Any, ...]) -> Node:
+        latest = max(node for node in (x, *args) if isinstance(node, Node))
+        return latest.next
