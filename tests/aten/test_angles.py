@@ -78,3 +78,46 @@ def test_every_position(
     exact = angle(positions, FREQUENCIES.double())
     for found, expected in zip(result.run(positions), (exact.cos(), exact.sin() / 2), strict=True):
         assert (found - expected).abs().max() < most
+
+
+class Rotary(nn.Module):
+    """Rotary embedding with computed angles; both halves of the result read the cosine and the sine.
+
+    Args:
+        shares: whether the two halves share the cosine and the sine, or compute each again.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, *, shares: bool) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", FREQUENCIES[:4])
+        self.shares = shares
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = _product(positions, self.frequencies)
+        cosine, sine = angle.cos(), angle.sin()
+        again = (cosine, sine) if self.shares else (angle.cos(), angle.sin())
+        first, second = x[..., :4], x[..., 4:]
+        return first * cosine - second * sine, first * again[1] + second * again[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "shares"),
+    [
+        *(("ETHOSU_U55_INT8", shape, shares) for shape in ((1, 8), (6, 8), (2, 6, 8)) for shares in (True, False)),
+        ("ETHOSU_U65_INT8", (1, 8), True),
+        ("ETHOSU_U85_INT8", (1, 8), True),
+    ],
+)
+def test_rotary_embedding(recipe: str, shape: tuple[int, ...], shares: bool) -> None:
+    """Several products read the cosine, a rescaled product, in another shape (Vela's ``reshaped_parts``).
+
+    The bug needs a cosine or a sine with zero point 0, as these samples give.
+    """
+    torch.manual_seed(0)
+    samples = [(torch.randn(shape), torch.randint(0, 5000, shape[-2:-1], dtype=torch.int32)) for _ in range(6)]
+    made = ExportRecipe.get_recipe(ArmRecipeType[recipe])
+    result = arm_recipes.export(Rotary(shares=shares).eval(), made, samples)
+    for emulated, expected in zip(result.run(*samples[0]), result.run(*samples[0], backend="tosa"), strict=True):
+        assert torch.equal(emulated, expected)

@@ -115,6 +115,22 @@ def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     return b.rescale(result, DType.INT32, 1.0) if rng.random() < 0.3 else result
 
 
+def _shared_product(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    """Two operators read a rescaled product, mostly in another shape and wider: the cosine of a rotary embedding."""
+    zero_point = rng.choice((0, 0, 5))
+    dtype = DType.INT8 if zero_point else rng.choice((DType.INT8, DType.INT16))
+    product = b.rescale(b.mul(x, y), dtype, rng.choice((0.3, 2.0**-6, 1.0)), 0, zero_point)
+    for _ in range(rng.randint(0, 2)):
+        product = rng.choice((_reshaped, _reshaped, _reshaped, _sliced, _turned))(b, product, product, rng)
+    if dtype is DType.INT8 and rng.random() < 0.3:
+        product, zero_point = b.rescale(product, DType.INT16, rng.choice((1.0, 3.0)), zero_point), 0
+    term = b.rescale(product, DType.INT32, rng.choice((1.0, 1.0, 0.7)), zero_point) if rng.random() < 0.9 else product
+    term = _reshaped(b, term, term, rng) if rng.random() < 0.2 else term
+    terms = [b.mul(term, rng.choice((term, _number(b, term, number)))) for number in (3, 7)]
+    narrow = [b.rescale(term, DType.INT8, 2.0**-6) for term in terms]
+    return b.concat(terms if rng.random() < 0.3 else narrow, 0)
+
+
 def _looked_up(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     if x.dtype is DType.INT8:
         return b.table(x, np.arange(127, -129, -1).astype(np.int8))
@@ -156,7 +172,7 @@ _BOTH: tuple[_Write, ...] = (
     _chosen,
 )
 _NARROW: tuple[_Write, ...] = (
-    *(*_BOTH, _terms, _terms, _looked_up, _convolved, _pooled),
+    *(*_BOTH, _terms, _terms, _shared_product, _shared_product, _looked_up, _convolved, _pooled),
     lambda b, x, y, rng: b.mul(x, y),
     lambda b, x, y, rng: b.reduce("REDUCE_MAX", x, rng.randrange(x.rank)),
     lambda b, x, y, rng: b.clamp(x, -20, 90),

@@ -39,6 +39,9 @@ OUT_OF_BOUNDS = {
     "rescaled_part_again": _OLD,
     "reshaped_casts": _OLD,
     "reshaped_terms": _OLD,
+    "reshaped_product": _OLD,
+    "reshaped_product_widened_twice": _OLD,
+    "turned_product": _OLD,
 }
 
 
@@ -639,6 +642,17 @@ def _reshaped_terms(b: Builder, x: Value) -> tuple[Value, ...]:
     return b.add(rows, rows), b.mul(rows, number)
 
 
+def _shared_product(b: Builder, x: Value, move: Callable[[Builder, Value], Value]) -> tuple[Value, ...]:
+    """One scaled MUL, whose result two others read in another shape."""
+    product = b.rescale(b.mul(x, b.const(np.full((1,) * x.rank, 3), DType.INT8)), DType.INT8, 0.3)
+    term = b.rescale(move(b, product), DType.INT32, 1.0)
+    return tuple(b.mul(term, b.const(np.full((1,) * term.rank, number), DType.INT32)) for number in (5, 7))
+
+
+def _reshaped_to_16_bits(b: Builder, x: Value) -> Value:
+    return b.rescale(b.reshape(x, (1, 4)), DType.INT16, 1.0)
+
+
 def _padded_twice(b: Builder, x: Value) -> Value:
     first = b.pad(x, ((0, 0), (1, 1), (0, 1), (0, 1)), 0)
     return b.pad(b.rescale(first, DType.INT8, 0.6, 0, 5), ((1, 0), (0, 1), (0, 0), (0, 0)), 0)
@@ -1084,6 +1098,27 @@ REPRODUCERS = (
     Reproducer("rescaled_parts_of_casts", _cast_parts, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Reproducer("reshaped_casts", _reshaped_casts, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
     Reproducer("reshaped_terms", _reshaped_terms, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
+    Reproducer(
+        "reshaped_product",
+        partial(_shared_product, move=lambda b, x: b.reshape(x, (1, 4))),
+        (((1, 4, 1), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Reproducer(
+        "reshaped_product_widened_twice",
+        partial(_shared_product, move=_reshaped_to_16_bits),
+        (((1, 4, 1), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Reproducer(
+        "turned_product",
+        partial(_shared_product, move=lambda b, x: b.transpose(x, (0, 2, 1))),
+        (((1, 4, 1), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
     Reproducer("joined_again_padded", _padded_twice, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Reproducer("joined_rescale_of_table", _padded_lookup, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Reproducer("rescaled_bits", _bits_scaled, (_IMAGE,), _NEW, _NEW),

@@ -9,10 +9,12 @@ from functools import partial
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.permutation import identity
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import is_identity_rescale, is_rescale_by_one, power_of_two, rescale_factors
+from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_result, emit_copy
@@ -191,15 +193,26 @@ def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
 def readers_past_views(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
     """The readers of ``value`` past RESHAPE and SLICE, each with the kinds of the operators between.
 
-    On U85, RESHAPEs that change only dimensions of size 1 do not count as between.
+    A TRANSPOSE that moves only dimensions of size 1 counts as RESHAPE. On U85, RESHAPEs that change only dimensions of
+    size 1 do not count as between.
     """
     for reader in rewriter.users(value) or ():
-        if reader.kind in ("RESHAPE", "SLICE"):
-            is_size_one = reader.kind == "RESHAPE" and equal_without_ones(reader.output.shape, value.shape)
+        if is_view(reader):
+            is_size_one = equal_without_ones(reader.output.shape, value.shape)
             is_transparent = is_size_one and rewriter.build.target.hardware.ignores_unit_axes
-            yield from readers_past_views(reader.output, rewriter, passed if is_transparent else passed | {reader.kind})
+            yield from readers_past_views(reader.output, rewriter, passed if is_transparent else passed | {"RESHAPE"})
+        elif reader.kind == "SLICE":
+            yield from readers_past_views(reader.output, rewriter, passed | {"SLICE"})
         else:
             yield reader, passed
+
+
+def is_view(op: Op) -> bool:
+    """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
+    if op.kind != "TRANSPOSE":
+        return op.kind == "RESHAPE"
+    x = op.inputs[0]
+    return is_free_permutation(x.shape, identity(x.rank), tuple(op.attrs["perms"]))
 
 
 def rescale_copy(op: Op, found: bool, rewriter: Rewriter) -> Value:

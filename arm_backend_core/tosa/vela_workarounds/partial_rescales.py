@@ -20,6 +20,7 @@ from arm_backend_core.tosa.vela_workarounds.fused_rescales import (
     ARITHMETIC,
     DUPLICATES_RESCALE,
     NARROW,
+    is_view,
     readers_past_views,
     rescale_copy,
 )
@@ -195,17 +196,17 @@ def _is_scaled_sum(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela merges a RESCALE with the RESCALE by 1 to int32 that follows it, past RESHAPEs.
+    """Whether Vela merges a RESCALE with the RESCALEs by 1 to int32 that follow it, past RESHAPEs.
 
-    It does not where an operator fuses the second one (``_fuses_operands``).
+    It does not where an operator fuses the last one (``_fuses_operands``).
     """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
         if reader.kind == "RESCALE" and _merges_with(op, reader, rewriter):
-            consumer = rewriter.only_user(reader.output)
-            is_fused = consumer is not None and _fuses_operands(consumer, rewriter)
-            return reader.output.dtype is DType.INT32 and not is_fused
-        if reader.kind != "RESHAPE":
+            if reader.output.dtype is DType.INT32:
+                consumer = rewriter.only_user(reader.output)
+                return consumer is None or not _fuses_operands(consumer, rewriter)
+        elif not is_view(reader):
             return False
         result = reader.output
     return False
@@ -269,10 +270,23 @@ def _fuses_into_producer(rescale: Op, rewriter: Rewriter) -> bool:
     op = rescale.inputs[0].producer
     if op is None or rescale.attrs["input_zp"] or not rewriter.has_one_use(op.output):
         return False
-    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW for value in op.inputs)
     if op.kind == "TABLE":
         return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
+    is_narrow = op.kind in ARITHMETIC and all(value.dtype in NARROW for value in op.inputs)
+    if is_narrow and _merges_unscaled(rescale, rewriter):
+        return False
     return op.kind in _SCALES_RESULT or is_narrow or _fuses_own_rescales(op, rewriter)
+
+
+def _merges_unscaled(rescale: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela on U55 and U65 merges the RESCALE of narrow arithmetic to one that the arithmetic cannot fuse.
+
+    These NPUs do not scale an int32 result of arithmetic. Scales of 1 need no fusion: Vela removes both RESCALEs. It
+    does not merge them if there is a zero point between them.
+    """
+    if not rewriter.build.target.hardware.sums_rescale_operands or power_of_two(rescale) == 0:
+        return False
+    return not rescale.attrs["output_zp"] and _merges_to_int32(rescale, rewriter)
 
 
 WORKAROUNDS: tuple[AnyWorkaround, ...] = (

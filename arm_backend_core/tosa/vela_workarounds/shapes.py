@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import identity
 from arm_backend_core.targets.transpose_swaps import MAX_EXTENT
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.layout_modes import is_free_permutation
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through, trace_back
 from arm_backend_core.tosa.vela_workarounds.copies import broadcast_constant, copy_operands_where, emit_copy
+from arm_backend_core.tosa.vela_workarounds.fused_rescales import is_view
 from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 
@@ -177,15 +176,8 @@ def _is_read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """
     source, producers = trace_back(value, lambda op: op.kind == "RESHAPE")
     views = [value, *(view.inputs[0] for view in producers)]
-    readers = {reader for view in views for reader in rewriter.users(view) or () if _is_view(reader)}
+    readers = {reader for view in views for reader in rewriter.users(view) or () if is_view(reader)}
     return rewriter.users(source) is None or not readers <= {*producers}
-
-
-def _is_view(op: Op) -> bool:
-    """Whether ``op`` is a RESHAPE, or a TRANSPOSE that moves only dimensions of size 1."""
-    x = op.inputs[0]
-    is_free = op.kind == "TRANSPOSE" and is_free_permutation(x.shape, identity(x.rank), tuple(op.attrs["perms"]))
-    return op.kind == "RESHAPE" or is_free
 
 
 def _broadcasts_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
