@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import tempfile
@@ -61,12 +60,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if item.get_closest_marker("verify")}
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-
-
-def pytest_collection_finish() -> None:
-    """Keep modules and test items, a few million objects, out of every later garbage collection."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
