@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 
 from arm_backend_core.events import Delegate, set_delegate_record
 from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
-from arm_backend_core.program import build_program
+from arm_backend_core.program import TENSOR_KINDS, build_program
 
-_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
@@ -192,7 +190,7 @@ def eliminate_dead_constants(program: ExportedProgram, names: Container[str]) ->
     live_specs = []
     for spec in program.graph_signature.input_specs:
         node = nodes[spec.arg.name]
-        if spec.kind not in _CONSTANT_KINDS or spec.arg.name not in names or node.users:
+        if spec.kind not in TENSOR_KINDS or spec.arg.name not in names or node.users:
             live_specs.append(spec)
             continue
         program.graph.erase_node(node)

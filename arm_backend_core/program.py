@@ -31,10 +31,10 @@ from arm_backend_core.graph_edits import add_buffer_node, eliminate_dead_code
 from arm_backend_core.nodes import evaluate_node, is_constant, is_dequantize, is_quantize
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+#: The inputs of a program's graph that are tensors of the model.
+TENSOR_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 Tensors = dict[str, Any]
 
@@ -45,7 +45,7 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+        if spec.kind in TENSOR_KINDS:
             store = store_of(program, str(spec.target))
             if spec.target not in written and spec.target in store and spec.arg.name in nodes:
                 tensors[nodes[spec.arg.name]] = store[str(spec.target)]

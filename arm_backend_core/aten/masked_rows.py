@@ -1,6 +1,7 @@
-"""Rows of a softmax in which all elements are masked: 0, as PyTorch's attention gives.
+"""Fully masked rows of a softmax become 0, as in PyTorch's attention.
 
--inf marks a masked element in floating point. Quantized scores are finite, so the rows are found from the mask itself.
+A floating-point program recognizes a masked element by its score, -inf. Quantized scores are finite, so this rewrite
+derives the fully masked rows from the mask.
 """
 
 from __future__ import annotations

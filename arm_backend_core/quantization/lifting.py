@@ -17,9 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.graph_edits import add_buffer
-from arm_backend_core.program import TensorIdentity, replace_parts, store_of, tensor_identity
-
-_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+from arm_backend_core.program import TENSOR_KINDS, TensorIdentity, replace_parts, store_of, tensor_identity
 
 
 def unlift(
@@ -35,7 +33,7 @@ def unlift(
     first = next(node for node in graph.nodes if node.op != "placeholder")
     specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
-        if spec.kind not in _CONSTANT_KINDS:
+        if spec.kind not in TENSOR_KINDS:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
         held_tensors[node] = key = tensor_identity(tensor)
@@ -95,7 +93,7 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
             constants[name] = tensor.detach()
     used = {spec.target for spec in inputs}
     signature = program.graph_signature
-    users = [spec for spec in signature.input_specs if spec.kind not in _CONSTANT_KINDS]
+    users = [spec for spec in signature.input_specs if spec.kind not in TENSOR_KINDS]
     results = pytree.tree_leaves(graph.output_node().args[0])
     outputs = [
         replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec

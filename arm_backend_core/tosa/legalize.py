@@ -178,7 +178,7 @@ class LegalizingBuilder(Builder):
         return self.reshape(self.reduce("REDUCE_MIN", candidates, axis), x.shape[:axis] + x.shape[axis + 1 :])
 
     def reduce(self, kind: str, x: Value, axis: int) -> Value:
-        """Combine INT32 that the target does not reduce half by half, until one element is left.
+        """Without an INT32 reduction on the target, combine the two halves of the axis until its size is 1.
 
         Above rank 4, the dimensions before and after ``axis`` are merged: Vela 5.1 crashes on REDUCE_MIN of rank 5 for
         Ethos-U55 and U65.

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
@@ -23,7 +23,7 @@ from arm_backend_core.aten.functionalize import functionalize_program
 from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
 from arm_backend_core.ops.loop_markers import LOOP_OUT
-from arm_backend_core.program import constants_of, copy_program, drop_assertions, store_of, user_inputs
+from arm_backend_core.program import TENSOR_KINDS, constants_of, copy_program, drop_assertions, store_of, user_inputs
 from arm_recipes.comparison.compared_tensors import ComparedTensor, find_compared_tensors
 
 _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
@@ -120,7 +120,7 @@ def _build_plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Inter
     signature = program.graph_signature
     constants, float_constants = {}, {}
     for spec in signature.input_specs:
-        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+        if spec.kind in TENSOR_KINDS:
             name = spec.arg.name
             constants[name] = store_of(program, str(spec.target))[str(spec.target)].detach()
             if spec.target in floats:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 
-from arm_backend_core.program import TensorIdentity, mutated_buffers, store_of, tensor_identity
+from arm_backend_core.program import TENSOR_KINDS, TensorIdentity, mutated_buffers, store_of, tensor_identity
 from arm_recipes._internal.messages import ExportError
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
-
-
-_TENSOR_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
@@ -58,7 +55,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
 
 def _tensors_by_name(program: ExportedProgram) -> dict[str, TensorIdentity]:
     """Return the identity of each parameter, buffer and constant of a program, by name."""
-    names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind in _TENSOR_KINDS]
+    names = [str(spec.target) for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
     return {name: tensor_identity(store_of(program, name)[name]) for name in names}
 
 
@@ -83,7 +80,7 @@ def _rename_buffers(program: ExportedProgram, names: Mapping[str, str]) -> None:
             store[names[old]] = tensor
     signature = program.graph_signature
     for spec in signature.input_specs:
-        if spec.kind in _TENSOR_KINDS and spec.target in names:
+        if spec.kind in TENSOR_KINDS and spec.target in names:
             spec.target = names[spec.target]
     for result in signature.output_specs:
         if result.kind is OutputKind.BUFFER_MUTATION and result.target in names:

@@ -334,7 +334,7 @@ class Pipeline:
                         continue
                     kind = str(value.dtype).removeprefix("torch.")
                     narrow = {"int64": "int32", "float64": "float32"}[kind]
-                    is_int64_input = side + kind == "inputint64"
+                    is_int64_input = side == "input" and value.dtype is torch.int64
                     self._note(
                         f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not support: "
                         f"a CPU operator converts it; use {narrow} to avoid the conversion"

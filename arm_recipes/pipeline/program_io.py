@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -11,9 +11,6 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArg
 
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.runtime.tensor_info import TensorInfo
-
-if TYPE_CHECKING:
-    pass
 
 
 def check_outputs(method: str, program: ExportedProgram) -> None:

@@ -188,8 +188,8 @@ def resolve_loaders(samples: Any) -> Any:
 def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """Notes on methods that are captured with the batch size of a ``DataLoader``.
 
-    There is no note for an ``ExportedProgram``, whose batch size is fixed, or for samples from elsewhere: their batch
-    size is taken as intended.
+    There is no note for an ``ExportedProgram``, whose batch size is fixed, or if the samples are not from a
+    ``DataLoader``: the user chose their batch size.
 
     Args:
         samples: the argument ``samples``, after ``resolve_loaders``.

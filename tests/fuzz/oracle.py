@@ -30,7 +30,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter
 
 import arm_recipes
@@ -41,6 +41,7 @@ from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.ops.catalog import find_record, records
 from arm_backend_core.ops.registry import Record
+from arm_backend_core.program import TENSOR_KINDS
 from arm_backend_core.quantization import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
@@ -81,7 +82,6 @@ _EVALUATIONS = 4
 #: Floating point: so many before a number is called wrong. A tie falls the other way in about every second one.
 _MOST_EVALUATIONS = 60
 _Kind = Callable[[GraphModule], Interpreter]
-_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 #: What recipes algorithms that gives operators other types and scales; the rest gives them other weights.
 _IMPROVE = ("int16_angles", "int16_attention", "concat_scales", "fused_norms", "int16_outputs", "fused_rms_norms")
 
@@ -356,7 +356,7 @@ def _run(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> lis
     given = iter(_copies(inputs))
     held = {**program.state_dict, **program.constants}
     operands = [
-        held[str(spec.target)].detach().clone() if spec.kind in _HELD else next(given)
+        held[str(spec.target)].detach().clone() if spec.kind in TENSOR_KINDS else next(given)
         for spec in program.graph_signature.input_specs
     ]
     with torch.no_grad():
@@ -790,7 +790,7 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
         raise Failure("crashed", f"exposed: {_where(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
     judges: list[_Follows] = [_Plain(program.graph_module), *_roundings(program)]
-    held = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in _HELD]
+    held = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in TENSOR_KINDS]
     expected = [_judged(judge, program, inputs, ours, held) for judge in judges]
     for node in nodes:
         if node.name not in judges[1].theirs:

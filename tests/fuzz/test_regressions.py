@@ -29,6 +29,6 @@ def test_regression(regression: Regression, target: str, pytestconfig: pytest.Co
 
 
 def test_returned_constants_run() -> None:
-    """The copies of what was computed at export leave ExecuTorch's runtime too."""
+    """ExecuTorch's runtime returns outputs that are constants of the program, folded at export."""
     regression = next(regression for regression in REGRESSIONS if regression.name == "returned_constants")
     oracle.check_runtime(regression.module(), regression.samples(), "TOSA_FP")

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
-from arm_backend_core.program import store_of
+from arm_backend_core.program import TENSOR_KINDS, store_of
 from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
 from arm_backend_core.quantization.fake_quant.ranges import Parameters, QuantizationRange, fake_quantize
 from arm_backend_core.quantization.fake_quant.tape import ParameterTape
@@ -29,8 +29,6 @@ from arm_backend_core.quantization.graph_interpreter import BranchConditions, Gr
 from arm_backend_core.quantization.graph_observers import update_weight_observer
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
-
-_CONSTANT_KINDS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
@@ -80,7 +78,7 @@ class FakeQuantProgram:
 
     def __init__(self, program: ExportedProgram, observe: Callable[[ExportedProgram], ObservedProgram]) -> None:
         layers, signature = TrainingLayers.from_program(program), program.graph_signature
-        names = [str(spec.target) for spec in signature.input_specs if spec.kind in _CONSTANT_KINDS]
+        names = [str(spec.target) for spec in signature.input_specs if spec.kind in TENSOR_KINDS]
         self._tensors = {name: store_of(program, name)[name] for name in names}
         self._out_spec = program.call_spec.out_spec
         self._output_count = sum(spec.kind is OutputKind.USER_OUTPUT for spec in signature.output_specs)
