@@ -54,3 +54,8 @@ def kind_of(dtype: torch.dtype) -> ScalarKind:
             "in the model, a quantized tensor with .dequantize()"
         )
     return _KIND_OF[dtype]
+
+
+def is_float_tensor(value: object) -> bool:
+    """Whether ``value`` is a tensor of floating-point numbers."""
+    return isinstance(value, torch.Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.kinds import is_float_tensor
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, IsolatedErrorSums
 from arm_recipes.comparison.compared_tensors import ComparedTensor
 from arm_recipes.comparison.intermediate_outputs import DelegateTaps, match_executions
@@ -215,7 +215,7 @@ def measure_layer_effects(
                     values.reference if values.layer_output is None else values.layer_output
                 )
         reference = interpreter.outputs
-        index = next((i for i, x in enumerate(reference) if _is_float(x)), None)
+        index = next((i for i, x in enumerate(reference) if is_float_tensor(x)), None)
         sums: dict[str, ErrorSums] = {}
         if index is None:
             return sums
@@ -235,7 +235,3 @@ def _single_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT

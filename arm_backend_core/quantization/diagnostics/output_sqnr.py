@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.kinds import is_float_tensor
 from arm_backend_core.nodes import describe_node, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loop_markers import LOOP_OUT
 from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums
@@ -86,7 +86,7 @@ class _FloatInterpreter(GraphInterpreter):
         if is_quantize(node):
             return _fake_quantize(*args) if self._fake_quantize else args[0]
         if is_dequantize(node):
-            if _is_float_tensor(args[0]):
+            if is_float_tensor(args[0]):
                 return args[0]
             name = str(node.all_input_nodes[0].target)
             floats = None if self._fake_quantize else self._model.float_constants[name]
@@ -96,7 +96,7 @@ class _FloatInterpreter(GraphInterpreter):
         return super().call_function(node, args, kwargs)
 
     def on_result(self, node: Node, value: Any) -> Any:
-        if self._on_float is not None and _is_float_tensor(value):
+        if self._on_float is not None and is_float_tensor(value):
             self._on_float(node, value)
         return value
 
@@ -129,13 +129,9 @@ def measure_output_sqnr(model: ObservedProgram) -> dict[str, float]:
     }
 
 
-def _is_float_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT
-
-
 def _sqnr(reference: Any, actual: Any) -> float | None:
     """Compute the SQNR in dB; None if the reference is not floating point, not finite, 0 or of another shape."""
-    if not _is_float_tensor(reference) or reference.shape != actual.shape:
+    if not is_float_tensor(reference) or reference.shape != actual.shape:
         return None
     sums = ErrorSums.of(reference, actual)
     return sums.metrics.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None
