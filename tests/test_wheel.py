@@ -125,6 +125,7 @@ def test_it_runs_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
     assert _run([str(python.parent / "arm-recipes"), "recipes"], cwd=tmp_path).startswith("ETHOSU_U55_INT8")
 
 
+@pytest.mark.verify
 def test_without_the_tools_of_extras_tosa_works_and_others_name_the_extra(wheel: Path, tmp_path: Path) -> None:
     python = _environment(tmp_path, wheel, without=_TOOLS)
     _run([str(python), "-c", _LACKS.format(environment=str(tmp_path))], cwd=tmp_path)

@@ -208,6 +208,7 @@ def test_what_is_written_in_parts(kind: ArmRecipeType, layout: torch.memory_form
     assert ("quantize_per_tensor_default" in found) == (kind is not FP and layout is torch.contiguous_format)
 
 
+@pytest.mark.verify
 def test_delegates_of_others_beside_ours() -> None:
     xnnpack = ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     recipe = ExportRecipe.combine([ExportRecipe.get_recipe(INT8), xnnpack])

@@ -81,6 +81,7 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
     assert len(set(found)) > 4
 
 
+@pytest.mark.verify
 def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
     whole_ = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)  # first: others take it from there too

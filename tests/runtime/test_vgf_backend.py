@@ -187,6 +187,7 @@ def files(integer: Model, tmp_path_factory: pytest.TempPathFactory) -> list[str]
     return [str(folder / name) for name in contents]
 
 
+@pytest.mark.verify
 def test_backend_with_sanitizers(build: Path, files: list[str]) -> None:
     output = run([str(build / "backend_test"), *files], env=_environment())
     assert output.count(" ok\n") == 12
@@ -204,6 +205,7 @@ _KNOWN = {
 }
 
 
+@pytest.mark.verify
 def test_the_validation_layer_finds_nothing_else(build: Path, files: list[str], tmp_path: Path) -> None:
     """Khronos's validation layer, between the backend and the emulation layer."""
     name = "VK_LAYER_KHRONOS_validation"
@@ -225,6 +227,7 @@ def test_the_validation_layer_finds_nothing_else(build: Path, files: list[str], 
     assert set(found) <= _KNOWN, "\n".join(sorted(set(found) - _KNOWN)) + output
 
 
+@pytest.mark.verify
 def test_every_flipped_bit_with_sanitizers(build: Path, files: list[str], integer: Model) -> None:
     output = run([str(build / "flip_test"), files[0]])
     counts = re.search(r"read: (\d+) of (\d+) lengths, (\d+) of (\d+) flips, (\d+) of (\d+) words\n$", output)
