@@ -12,13 +12,13 @@ import pytest
 #: Test functions of many alike cases, by file and name: ``make test`` runs about one case in so many, and the first one
 #: in any case (of 1000, the first one alone); ``make verify`` runs all.
 SAMPLED = {
-    "test_angles::test_every_position": 3,
+    "test_angles::test_every_position": 6,
     "test_bias_correction::test_the_mean_of_each_channel_is_kept": 3,
     "test_check_kernels::test_kernels_that_run": 2,
     "test_check_kernels::test_kernels_that_would_fail": 2,
     "test_chooser::test_forms_are_equal_to_the_bit": 2,
     "test_coexistence::test_both_export_in_one_process": 1000,
-    "test_complex_numbers::test_runs_whole_in_float": 3,
+    "test_complex_numbers::test_runs_whole_in_float": 5,
     "test_composites::test_runs_whole_in_float": 5,
     "test_composites::test_runs_whole_in_int8": 2,
     "test_conformance::test_records_agree_with_the_generator": 2,
@@ -40,7 +40,7 @@ SAMPLED = {
     "test_models::test_int8_output_is_at_most_a_step_from_pytorchs": 2,
     "test_notebooks::test_notebook_runs": 1000,
     "test_ops::test_float": 3,
-    "test_ops::test_quantized": 5,
+    "test_ops::test_quantized": 7,
     "test_passes::test_edge_programs": 3,
     "test_passes::test_what_is_left_of_a_graph": 2,
     "test_plain_flow::test_an_operator_in_the_middle": 2,
@@ -48,10 +48,10 @@ SAMPLED = {
     "test_recurrent::test_columns": 3,
     "test_recurrent::test_states_cost_less_than_a_decibel": 3,
     "test_regressions::test_regression": 4,
-    "test_roll_recurrent_loops::test_the_same_on_other_targets": 3,
+    "test_roll_recurrent_loops::test_the_same_on_other_targets": 5,
     "test_roll_recurrent_loops::test_the_same_results": 2,
     "test_special_values::test_float": 2,
-    "test_state::test_streams": 3,
+    "test_state::test_streams": 5,
     "test_uint8::test_bytes_that_are_moved": 3,
 }
 
