@@ -24,6 +24,8 @@ INTERVAL = "arm_interval"
 #: Key in a node's ``meta``: marks a ``where`` between the results of two branches. Calibration computes one branch
 #: only.
 BRANCH_SELECT = "arm_choice"
+#: Key in a node's ``meta``: marks the attribute that holds a parameter. Buffers and constants have none.
+PARAMETER = "arm_parameter"
 _RECIPES_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
 _LIBRARY_FOLDERS = (os.path.join(os.path.dirname(torch.__file__), ""), _RECIPES_FOLDER)
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.graph_edits import add_buffer
+from arm_backend_core.nodes import PARAMETER
 from arm_backend_core.program import TENSOR_KINDS, TensorIdentity, replace_parts, store_of, tensor_identity
 
 
@@ -41,6 +42,7 @@ def unlift(
             tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
         node.target = add_buffer(module, node.name, tensor)
         node.op = "get_attr"
+        node.meta[PARAMETER] = spec.kind is InputKind.PARAMETER
         first.prepend(node)
         specs[str(node.target)] = spec
     return specs, held_tensors

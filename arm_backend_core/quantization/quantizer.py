@@ -12,6 +12,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 
 from arm_backend_core.aten.angles import reduce_angle_range
 from arm_backend_core.aten.batch_norm import fold_batch_norms
+from arm_backend_core.aten.constant_products import products_to_linear
 from arm_backend_core.aten.constants import fold_constant_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
@@ -112,6 +113,7 @@ class ArmQuantizer(Quantizer):
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         zero_masked_rows(model)
+        products_to_linear(model, self._has_int16_activations)
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)
@@ -150,6 +152,10 @@ class ArmQuantizer(Quantizer):
             if any(_is_type(entry, module_type) for entry in modules.values()):
                 return config
         return self._global
+
+    def _has_int16_activations(self, node: Node) -> bool:
+        config = self._config(modules_of(node))
+        return config is not None and config.activation.dtype is torch.int16
 
     def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
         for name in self._names:
