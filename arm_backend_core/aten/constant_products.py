@@ -1,0 +1,128 @@
+"""Matrix products with a constant operand become linear layers.
+
+A linear layer has per-channel weight scales and runs as CONV2D; the MATMUL of two activations has one scale for each
+operand, and Ethos-U55 and U65 compute it element by element: x [1, 32, 256] @ W [256, 64] takes 599,488 cycles as
+MATMUL and 16,288 as CONV2D (U55-128, Vela 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.graph_edits import add_buffer_node, insert_call, replace_node
+from arm_backend_core.nodes import PARAMETER, is_float
+
+aten = torch.ops.aten
+
+_PRODUCTS = (aten.matmul.default, aten.mm.default, aten.bmm.default)
+#: A constant with a batch dimension of this size at most becomes one layer for each matrix.
+MAX_LAYERS = 16
+_INT8_MAX = 127
+
+
+def products_to_linear(module: GraphModule, has_int16_activations: Callable[[Node], bool]) -> None:
+    """Replace each product with one constant operand by linear layers.
+
+    Args:
+        module: the module to edit.
+        has_int16_activations: whether a node's activations are going to be int16. A constant that is not a parameter,
+            such as a Fourier matrix, then becomes two layers whose int8 weights add up to 16 bits: nobody trained it to
+            bear 8 bits.
+    """
+    rewriter = _Rewriter(module, has_int16_activations)
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and node.target in _PRODUCTS and is_float(node):
+            rewriter.rewrite(node)
+
+
+@dataclass
+class _Rewriter:
+    module: GraphModule
+    has_int16_activations: Callable[[Node], bool]
+    constants: Constants = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.constants = Constants(self.module)
+
+    def rewrite(self, node: Node) -> None:
+        """Replace ``node`` if exactly one of its operands is constant and layers can have it as their weights."""
+        left, right = cast("tuple[Node, Node]", node.args[:2])
+        if (left in self.constants) == (right in self.constants) or not node.meta["val"].numel():
+            return
+        is_left = left in self.constants
+        x, source = (right, left) if is_left else (left, right)
+        matrix = self.constants.value(source)
+        if x.meta["val"].dim() == 1 and matrix.dim() > 2:
+            return
+        with self.module.graph.inserting_before(node):
+            result = self._product(node, x, source, matrix, is_left=is_left)
+            if result is None:
+                return
+            shape = list(node.meta["val"].shape)
+            if list(result.meta["val"].shape) != shape:
+                result = insert_call(node, aten.reshape.default, result, shape)
+        replace_node(node, result)
+
+    def _product(self, node: Node, x: Node, source: Node, matrix: Tensor, *, is_left: bool) -> Node | None:
+        """``x @ matrix``, or ``matrix @ x`` = (x.T @ matrix.T).T, up to dimensions of size 1."""
+        weight = matrix[None] if matrix.dim() == 1 else matrix if is_left else matrix.transpose(-1, -2)
+        turns = is_left and x.meta["val"].dim() > 1
+        rows = insert_call(node, aten.transpose.int, x, -2, -1) if turns else x
+        result = self._layers(node, rows, source, weight)
+        return insert_call(node, aten.transpose.int, result, -2, -1) if turns and result is not None else result
+
+    def _layers(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node | None:
+        """The product of x [.., in] with a weight [.., out, in]; None if the weight has several batch dimensions."""
+        batch = [dim for dim in range(-weight.dim(), -2) if weight.shape[dim] > 1]
+        if not batch:
+            return self._layer(node, x, source, weight.reshape(weight.shape[-2:]))
+        dim, count, shape = batch[0], weight.shape[batch[0]], x.meta["val"].shape
+        if len(batch) > 1 or count > MAX_LAYERS or len(shape) < -dim or shape[dim] != count:
+            return None
+        results = []
+        for i, matrix in enumerate(weight.reshape(count, *weight.shape[-2:])):
+            rows = insert_call(node, aten.slice.Tensor, x, dim, i, i + 1)
+            results.append(self._layer(node, rows, source, matrix))
+        result = node.graph.call_function(aten.cat.default, (results, dim))
+        result.meta = dict(node.meta)
+        values = [each.meta["val"] for each in results]
+        result.meta["val"] = values[0].new_empty(
+            torch.cat([torch.empty_like(v, device="meta") for v in values], dim).shape
+        )
+        return result
+
+    def _layer(self, node: Node, x: Node, source: Node, weight: Tensor) -> Node:
+        parts = [weight]
+        if self.has_int16_activations(node) and not self._is_trained(source):
+            parts = _split_in_bytes(weight)
+        layers = []
+        for part in parts:
+            attribute = add_buffer_node(self.module, f"{source.name}_weight", part.contiguous().clone())
+            layers.append(insert_call(node, aten.linear.default, x, attribute))
+        return layers[0] if len(layers) == 1 else insert_call(node, aten.add.Tensor, *layers)
+
+    def _is_trained(self, source: Node) -> bool:
+        """Whether a parameter is among the attributes that ``source`` is computed from."""
+        if source.op == "get_attr":
+            held = attrgetter(str(source.target))(self.module)
+            return isinstance(held, torch.nn.Parameter) or bool(source.meta.get(PARAMETER))
+        return any(self._is_trained(operand) for operand in source.all_input_nodes)
+
+
+def _split_in_bytes(weight: Tensor) -> list[Tensor]:
+    """Two weights whose int8 values, each with a scale for each output channel, add up to ``weight`` in 16 bits.
+
+    The first is ``weight`` rounded to multiples of its scale; the second is the rest, of half a step at most.
+    """
+    step = weight.abs().amax(-1, keepdim=True) / _INT8_MAX
+    step = torch.where(step > 0, step, torch.ones_like(step))
+    upper = (weight / step).round() * step
+    return [upper, weight - upper] if bool((weight != upper).any()) else [weight]
