@@ -113,7 +113,7 @@ class ArmQuantizer(Quantizer):
         rewrite_extreme_comparisons(model)
         promote_integers(model)
         zero_masked_rows(model)
-        products_to_linear(model, self._has_int16_activations)
+        products_to_linear(model, self.compile_spec.target.hardware, self._has_int16_activations)
         bound_masks(model)
         eliminate_dead_code(model.graph)  # operators that the passes above replaced
         _set_attribute_values(model)
