@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from arm_backend_core import events
@@ -43,12 +44,14 @@ class Alternative:
         kinds: operator kinds that ``match_region`` is called with.
         rule: rewrites an operator and returns the new result, or None if it does not apply.
         match_region: returns the region to estimate for an operator, or None if the rewrite cannot help.
+        weigh: what to minimize; by default cycles plus bytes of weights.
     """
 
     name: str
     kinds: tuple[str, ...]
     rule: Rule
     match_region: Callable[[Op, Rewriter], Region | None]
+    weigh: Callable[[Cost], float] = attrgetter("total")
 
 
 class Choice(NamedTuple):
@@ -106,7 +109,7 @@ def _find_cheaper(
 ) -> tuple[set[Op], int]:
     """Find the operators that the alternative makes cheaper, and the cycles that it saves.
 
-    Regions of equal structure are estimated once. A candidate is compared by cycles plus bytes of weights.
+    Regions of equal structure are estimated once. ``Alternative.weigh`` compares the candidates.
     """
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     equal_regions: dict[Hashable, list[list[Op]]] = {}
@@ -133,7 +136,7 @@ def _find_cheaper(
     for structure, trial in trials.items():
         known = [(cost, candidate) for candidate, subgraph in trial if (cost := costs.get(subgraph)) is not None]
         if len(known) > 1 and not known[0][1]:
-            best, rewritten = min(known, key=lambda one: one[0].total)
+            best, rewritten = min(known, key=lambda one: alternative.weigh(one[0]))
             chosen.update(ops[i] for ops in equal_regions[structure] for i in rewritten)
             saved += (known[0][0].cycles - best.cycles) * len(equal_regions[structure])
     return chosen, saved

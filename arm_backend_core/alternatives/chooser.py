@@ -9,6 +9,7 @@ from arm_backend_core.alternatives import (
     cascaded_pools,
     channels,
     dilation,
+    packed_channels,
     pad_channels,
     patches,
     pixel_shuffle,
@@ -50,6 +51,7 @@ ALTERNATIVES = (
         patches.PATCHES,
         pixels_as_channels.PIXEL_PAIRS,
         pad_channels.PAD_CHANNELS,
+        packed_channels.PACKED_CHANNELS,
     ),
 )
 

@@ -32,10 +32,12 @@ class Cost(NamedTuple):
     Attributes:
         cycles: NPU cycles.
         weight_bytes: bytes of encoded weights.
+        sram_bytes: peak use of SRAM.
     """
 
     cycles: int
     weight_bytes: int
+    sram_bytes: int = 0
 
     @property
     def total(self) -> int:
@@ -68,11 +70,12 @@ class VelaCostModel:
             result, _ = vela.compile_tosa(content, self._configuration, _TIMEOUT_SECONDS)
         except (WorkerError, WorkerDied):
             return None
-        return Cost(result["report"]["totalCycles"], result["report"]["encodedWeights"])
+        report = result["report"]
+        return Cost(report["totalCycles"], report["encodedWeights"], result["memories"].get("Sram", {}).get("peak", 0))
 
     @cached_property
     def _cache_key(self) -> str:
-        parts = vela.version(), repr(self._configuration)
+        parts = vela.version(), repr(self._configuration), repr(Cost._fields)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
 
     @property
@@ -89,7 +92,7 @@ class VelaCostModel:
         # The file may be missing, truncated or of another format.
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
             rows = json.loads(self._cache_path.read_bytes())
-            return {str(key): cost and Cost(int(cost[0]), int(cost[1])) for key, cost in rows.items()}
+            return {str(key): cost and Cost(*map(int, cost)) for key, cost in rows.items()}
         return {}
 
     def _save(self) -> None:

@@ -20,6 +20,7 @@ from arm_backend_core.alternatives import (
     channels,
     chooser,
     dilation,
+    packed_channels,
     pad_channels,
     patches,
     pixel_shuffle,
@@ -225,6 +226,18 @@ def _narrow(case: Case) -> list[Value]:
     return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
 
 
+def _few_channels(case: Case) -> list[Value]:
+    """Arithmetic on few channels, between parts of the channels; one result is read outside of the chain."""
+    b, channels = case.b, case.number(1, 4)
+    shape = (1, case.number(60, 90), case.number(30, 40), channels)
+    x = case.input(*shape[:3], 2 * channels)
+    left, right = (b.rescale(b.slice(x, (0, 0, 0, i * channels), shape), DType.INT32, 2.0**8) for i in range(2))
+    product = b.rescale(b.mul(b.rescale(left, DType.INT16, 0.5), b.rescale(right, DType.INT16, 0.5)), DType.INT32, 1e-3)
+    total = b.rescale(b.add(product, b.const(np.full((1, 1, 1, 1), 77), DType.INT32)), DType.INT8, 2e-2, 0, 5)
+    y = b.clamp(b.maximum(total, b.slice(x, (0,) * 4, shape)), -90, 100)
+    return [b.concat([y, total], 3), case.conv(y, 3)]
+
+
 def _upsampled(case: Case) -> list[Value]:
     """Transposed convolutions that crop or add rows and columns, some with bounds, and what reads them."""
     b, stride, c = case.b, (case.number(1, 3), case.number(2, 3)), case.number(1, 9)
@@ -385,6 +398,7 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
     ("patches", patches.PATCHES, _cut),
     ("phases", strided_slices.STRIDED_SLICES, _put_together),
     ("filling", pad_channels.PAD_CHANNELS, _squeezed),
+    ("packed", packed_channels.PACKED_CHANNELS, _few_channels),
     ("transposed", transpose_split.MERGED, _transposed),
     ("in_steps", transpose_split.STEPS, _transposed),
     ("without_ones", None, _transposed),
