@@ -20,7 +20,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import common_base, factor_of
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import evaluate_on_operand, find_phase_step, lookup
+from arm_backend_core.ops.lookup import evaluate_on_operand, find_sinusoid_phase_step, lookup
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -89,7 +89,7 @@ class Univariate:
             self.record.is_sinusoid
             and q is not None
             and q.dtype is DType.INT16
-            and find_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
+            and find_sinusoid_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

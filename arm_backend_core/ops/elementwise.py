@@ -57,7 +57,7 @@ def _apply_in_result_type(
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
         return rule(*_cast_operands(inner, x, y))
 
-    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.compute_wide(evaluate, x, y)
+    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.compute_in_fp32_or_int32(evaluate, x, y)
 
 
 def _add_plain(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
@@ -220,7 +220,7 @@ def _register_extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -
         result: Value = getattr(cx.b, name)(*_cast_operands(cx, x, y), ignore_nan=True)
         return result
 
-    facts: dict[str, Any] = {"absorbs_activation": True, "univariate": True, "interval": intervals.selection}
+    facts: dict[str, Any] = {"absorbs_activation": True, "univariate": True, "interval": intervals.any_operand}
     op(*overloads, **facts)(rule).integer_rule(integer)
     op(ignoring)(other).integer_rule(integer)
 

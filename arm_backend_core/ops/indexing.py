@@ -145,13 +145,13 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
 
 
-@op(aten.embedding.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.embedding.default, kind=Kind.SHARED, is_gather=True)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
     return cx.b.reshape(_gather_along_axis(cx, table.value, 0, indices.value), cx.shape)
 
 
-@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_lookup=True)
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED, is_gather=True)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
     """x[:, i], x[:, i, j] and so on.
 
@@ -193,7 +193,7 @@ def _take_per_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]
     return gather_constant(b, x, axis, picked.tolist())
 
 
-@op(aten.gather.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.gather.default, kind=Kind.SHARED, is_gather=True)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
     """torch.gather: out[i, j, k] = x[i, indices[i, j, k], k] for ``dim=1``.
 
@@ -215,7 +215,7 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 
-@op(aten.index_select.default, kind=Kind.SHARED, is_lookup=True)
+@op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)
 def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
     """x[indices] along one dimension."""
     if x.rank == 0:

@@ -36,8 +36,8 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     slow = slow and TIMESTEP_SLOT in cx.node.meta  # outside recurrent layers, results stay equal on all targets
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
         return cx.b.reshape(_single_row_matmul(cx, x, weight, sums), cx.shape)
-    kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
-    value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
+    kernel, quantized_bias = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.quantized_bias, sums.dtype)
+    value = cx.b.conv2d(image, kernel, quantized_bias, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
     return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
 
 
@@ -62,7 +62,7 @@ def _single_row_matmul(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator
         cx.b, scales, DType.INT16, max_scale / Q15_MAX
     )
     bias = (
-        np.rint((sums.offsets * sums.scales + sums.residual_bias) / product.scale)
+        np.rint((sums.quantized_bias * sums.scales + sums.residual_bias) / product.scale)
         .astype(np.int64)
         .reshape(sums_int16.shape)
     )

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 #: Record fields of rules with intermediates of 16 to 32 bits. Their error comes from 513-entry tables: rounding of the
 #: index and of the entries, interpolation.
 _HIGH_PRECISION: dict[str, Any] = {
-    "reads_int16": True,
+    prefers_int16_input: True,
     "error": 2.0**-13,
     "activations": (0,),
     "compute_fp32": True,
@@ -83,14 +83,14 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    quantized = Accumulator.of(cx.to_fixed_point(x), weight, 0, scale, offset)
+    quantized = Accumulator.from_weights(cx.to_fixed_point(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
         cx.b.const(quantized.weights.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(quantized.offsets, quantized.dtype),
+        cx.b.const(quantized.quantized_bias, quantized.dtype),
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )

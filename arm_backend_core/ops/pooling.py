@@ -12,7 +12,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
-from arm_backend_core.ops.image_layout import height_width, to_nchw, to_nhwc_image
+from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import reduce_mean
@@ -49,8 +49,8 @@ def _make_window(
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
 ) -> _Window:
-    kernel, steps = height_width(kernel_size, spatial, 1), height_width(stride or kernel_size, spatial, 1)
-    before = height_width(padding, spatial, 0)
+    kernel, steps = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
+    before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
     reach = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     after = [reach[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
@@ -77,7 +77,7 @@ def max_pool(
 ) -> Value:
     """x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), height_width(dilation, spatial, 1)
+    image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), to_height_width(dilation, spatial, 1)
     image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations))
     if dilations == (1, 1):
         try:
@@ -132,7 +132,7 @@ def avg_pool(
     if divisor_override is not None:
         counted = [max(pad, 0) for pad in window.pad]
     elif count_include_pad:  # count the given padding only: ceil_mode may reach beyond it
-        rows, columns = height_width(padding, spatial, 0)
+        rows, columns = to_height_width(padding, spatial, 0)
         limits = (rows, rows, columns, columns)
         counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:

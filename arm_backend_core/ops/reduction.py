@@ -66,7 +66,7 @@ def mean(
 mean.integer_rule(mean.lower)
 
 
-@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.total, compute_fp32=True)
+@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, interval=intervals.reduced_sum, compute_fp32=True)
 def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -124,7 +124,7 @@ def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correctio
     return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
+@op(aten.var.correction, aten.var.dim, aten.var.default, prefers_int16_input=True, error=2.0**-13, compute_fp32=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = at_least_1d(cx, x)
@@ -135,7 +135,7 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(_corrected_mean_square(cx, centred, axes, correction), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
+@op(aten.std.correction, aten.std.dim, aten.std.default, prefers_int16_input=True, error=2.0**-13, compute_fp32=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Square root of the variance. Deviations are first divided by the largest one, so that squares do not overflow."""
     x = at_least_1d(cx, x)
@@ -215,7 +215,7 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     return cx.b.reshape((magnitude * signs).requantize(cx.q), cx.shape)
 
 
-@op(aten.argmax.default, interval=intervals.index)
+@op(aten.argmax.default, interval=intervals.element_index)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element, int32 inside a delegate. ARGMAX on Ethos-U55 supports only the last dimension."""
     x = at_least_1d(cx, x)

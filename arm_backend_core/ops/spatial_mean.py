@@ -69,7 +69,7 @@ def window_means(
     Raises:
         Unsupported: the target does not support the depthwise convolution.
     """
-    x, area, channels = FixedPoint.of(b, image, q), prod(kernel), image.shape[3]
+    x, area, channels = FixedPoint.from_value(b, image, q), prod(kernel), image.shape[3]
     ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums = b.depthwise_conv2d(image, ones, zeros, pad=(0, 0, 0, 0), stride=stride, zps=(x.zero_point, 0))
@@ -91,7 +91,7 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, so
     """
     batch, height, width, channels = image.shape
     longest = b.target.hardware.max_kernel
-    x = FixedPoint.of(b, image, q)
+    x = FixedPoint.from_value(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
     reshapes_freely = sole_reader and channels % _CHANNELS_AT_ONCE == 0 and height <= longest

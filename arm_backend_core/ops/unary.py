@@ -50,12 +50,12 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
             return formula(*floats, **kwargs).value
 
         if cx.dtype in (DType.INT8, DType.INT16):
-            return cast(Value, cx.compute_wide(evaluate, *args, **kwargs))
+            return cast(Value, cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs))
         first_op = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
         if len(cx.b.graph.ops) > first_op + 1:  # a single operator rounds only once in any type
             del cx.b.graph.ops[first_op:]
-            result = cx.compute_wide(evaluate, *args, **kwargs)
+            result = cx.compute_in_fp32_or_int32(evaluate, *args, **kwargs)
         return result
 
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))

@@ -71,14 +71,14 @@ def strided_indices(x: Tensor, size: Sequence[int], stride: Sequence[int], stora
     return indices
 
 
-@decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
+@decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_storage_offset=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """A strided view of contiguous memory as an index_select."""
     indices = torch.tensor(strided_indices(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
     return torch.index_select(x.reshape(-1), 0, indices).reshape(tuple(size))
 
 
-@decomposition(aten._reshape_alias.default, reads_memory=True)
+@decomposition(aten._reshape_alias.default, reads_storage_offset=True)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
     """A view with these strides: a reshape if its strides are the same, else ``as_strided``."""
     shaped = x.reshape(tuple(size))

@@ -34,7 +34,7 @@ def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
     return torch.amin(x, dim, keepdim), _arg_extreme(x, dim, keepdim, largest=False)
 
 
-@decomposition(aten.argmin.default, interval=intervals.index)
+@decomposition(aten.argmin.default, interval=intervals.element_index)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Index of the smallest element, the first of equal ones as in argmax."""
     return _arg_extreme(x, dim, keepdim, largest=False)
@@ -296,7 +296,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     return torch.cat(products, dim)
 
 
-@decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.total)
+@decomposition(aten.cumsum.default, takes_quantized=True, interval=intervals.reduced_sum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized: a matrix product with a triangle of ones, which rounds once. Else a prefix scan."""
     if quantized and x.dim() and x.is_floating_point():

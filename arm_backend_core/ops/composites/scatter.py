@@ -62,7 +62,7 @@ def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, 
     return _scatter_into_view(x, source, lambda indices: indices.diagonal(offset, dim1, dim2).copy())
 
 
-@decomposition(aten.as_strided_scatter.default, reads_memory=True)
+@decomposition(aten.as_strided_scatter.default, reads_storage_offset=True)
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
