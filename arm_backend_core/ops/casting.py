@@ -31,8 +31,7 @@ def to_bool(cx: Context, x: Tensor) -> Value:
 
 
 def _truncate_to_int32(cx: Context, x: FixedPoint) -> Value:
-    """Truncate real numbers towards zero, to INT32. Magnitudes within 2**-bits below an integer count as that
-    integer."""
+    """Truncate towards zero to INT32. A magnitude within 2**-bits below an integer counts as that integer."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
         raise Unsupported(

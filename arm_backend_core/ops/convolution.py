@@ -65,8 +65,7 @@ def conv_with_padding_mode(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """Convolution with padding="valid" or "same". If "same" pads an odd number, the end gets one more, as in
-    PyTorch."""
+    """Convolution with padding="valid" or "same". An odd total of "same" pads one more at the end, as in PyTorch."""
     spatial = weight.rank - 2
     steps = to_height_width(dilation, spatial, 1)
     kernel = to_height_width(weight.shape[2:], spatial, 1)

@@ -27,13 +27,15 @@ def log(x: FloatExpr) -> FloatExpr:
 
 
 def _apply_sign_of(x: FloatExpr, magnitude: FloatExpr) -> FloatExpr:
-    """Give ``magnitude`` the sign of x. An odd function of x is thus computed from its value at abs(x)."""
+    """Give ``magnitude`` the sign of x. Odd functions are computed from their value at abs(x)."""
     return x.less(0.0).where(-magnitude, magnitude)
 
 
 def log1p(x: FloatExpr) -> FloatExpr:
-    """ln(1 + x). A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); relative error 2e-8 for abs(x) < 1 /
-    4."""
+    """ln(1 + x); for abs(x) < 1 / 4 by A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x).
+
+    The relative error of the series is 2e-8.
+    """
     s = x / (x + 2)
     series = 2 * s * (s * s).polynomial([1, 1 / 3, 1 / 5, 1 / 7])
     return abs(x).less(0.25).where(series, log(x + 1))
@@ -46,21 +48,29 @@ def expm1(x: FloatExpr) -> FloatExpr:
 
 
 def sinh(x: FloatExpr) -> FloatExpr:
-    """Hyperbolic sine: A&S 4.5.1, and 4.5.62 for abs(x) < 1. exp(abs(x) / 2)**2 overflows only where the result
-    does."""
+    """Hyperbolic sine: A&S 4.5.1, and 4.5.62 for abs(x) < 1.
+
+    exp(abs(x) / 2)**2 overflows only where the result does.
+    """
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
     root = exp(0.5 * abs(x))
     return abs(x).less(1.0).where(series, _apply_sign_of(x, 0.5 * root * root - 0.5 / root / root))
 
 
 def cosh(x: FloatExpr) -> FloatExpr:
-    """Hyperbolic cosine: A&S 4.5.2. exp(abs(x) / 2)**2 overflows only where the result does."""
+    """Hyperbolic cosine: A&S 4.5.2.
+
+    exp(abs(x) / 2)**2 overflows only where the result does.
+    """
     root = exp(0.5 * abs(x))
     return 0.5 * root * root + 0.5 / root / root
 
 
 def tanh(x: FloatExpr) -> FloatExpr:
-    """Hyperbolic tangent; for abs(x) < 0.02 by A&S 4.5.64, as TOSA bounds only the absolute error of TANH."""
+    """Hyperbolic tangent; for abs(x) < 0.02 by A&S 4.5.64.
+
+    TOSA bounds only the absolute error of TANH, which may be computed as a quotient of exponentials.
+    """
     return abs(x).less(0.02).where(x - x * x * x * (1 / 3), x.unary("TANH"))
 
 
@@ -70,7 +80,10 @@ def _log_of_double(x: FloatExpr) -> FloatExpr:
 
 
 def asinh(x: FloatExpr) -> FloatExpr:
-    """Inverse hyperbolic sine: A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), a = abs(x), without cancellation."""
+    """Inverse hyperbolic sine: A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), a = abs(x).
+
+    The bracket is computed as a * a / (sqrt(a * a + 1) + 1), without cancellation.
+    """
     a = abs(x)
     square = a.minimum(_LARGE) * a.minimum(_LARGE)
     return _apply_sign_of(x, a.greater(_LARGE).where(_log_of_double(a), log1p(a + square / ((square + 1).sqrt() + 1))))
@@ -89,7 +102,7 @@ def atanh(x: FloatExpr) -> FloatExpr:
 
 
 def atan(x: FloatExpr) -> FloatExpr:
-    """Arctangent: A&S 4.4.49 on [0, 1] (error 2e-8); pi / 2 - atan(1 / x) above 1."""
+    """Arctangent by A&S 4.4.49 on [0, 1], with an error of 2e-8. Above 1 it is pi / 2 - atan(1 / x)."""
     a = abs(x)
     is_above_1 = a.greater(1.0)
     z = is_above_1.where(1 / a, a)
@@ -209,8 +222,7 @@ def leaky_relu(x: FloatExpr, slope: float = 0.01) -> FloatExpr:
 
 
 def round_half_even(x: FloatExpr) -> FloatExpr:
-    """Round to the nearest integer, half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is
-    odd."""
+    """Round half to even: floor(x), plus 1 above the half, plus 1 at the half if floor(x) is odd."""
     floor = x.unary("FLOOR")
     fraction = x - floor
     is_odd = floor - 2 * (floor * 0.5).unary("FLOOR")

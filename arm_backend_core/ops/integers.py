@@ -103,8 +103,7 @@ class FixedPoint:
         return self.peak * self.scale
 
     def assume_range(self, low: int, high: int) -> FixedPoint:
-        """Tighten the interval to one that the caller guarantees but interval arithmetic cannot derive; emits
-        nothing."""
+        """Tighten the interval to one that the caller guarantees and interval arithmetic cannot derive."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def with_scale(self, scale: float) -> FixedPoint:

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 #: Record fields of rules with intermediates of 16 to 32 bits. Their error comes from 513-entry tables: rounding of the
 #: index and of the entries, interpolation.
 _HIGH_PRECISION: dict[str, Any] = {
-    prefers_int16_input: True,
+    "prefers_int16_input": True,
     "error": 2.0**-13,
     "activations": (0,),
     "compute_fp32": True,

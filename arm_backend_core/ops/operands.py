@@ -1,5 +1,4 @@
-"""Arguments of lowering rules: operands (``Tensor``), and the ``Context`` (builder, node, quantization of the
-result)."""
+"""Arguments of lowering rules: operands (``Tensor``) and the ``Context`` (builder, node, result parameters)."""
 
 from __future__ import annotations
 
