@@ -102,7 +102,7 @@ def atanh(x: FloatExpr) -> FloatExpr:
 
 
 def atan(x: FloatExpr) -> FloatExpr:
-    """Arctangent by A&S 4.4.49 on [0, 1], with an error of 2e-8. Above 1 it is pi / 2 - atan(1 / x)."""
+    """Inverse tangent: A&S 4.4.49 on [0, 1], with an error of 2e-8; above 1 it is pi / 2 minus the angle of 1 / x."""
     a = abs(x)
     is_above_1 = a.greater(1.0)
     z = is_above_1.where(1 / a, a)

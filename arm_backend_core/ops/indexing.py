@@ -33,8 +33,7 @@ _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vel
 
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
-    """x[indices] along one axis for constant indices, by slices of consecutive indices, by repetition, or by a
-    GATHER."""
+    """x[indices] along one axis for constant indices, by slices of index runs, by repetition, or by GATHER."""
     lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
     times = len(indices) // size
@@ -89,7 +88,7 @@ def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Valu
 
 
 def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
-    """Gather rows of values [N, K, C] at indices [N, W] -> [N, W, C], by GATHER or by a product with one-hot rows."""
+    """Gather values [N, K, C] at indices [N, W] -> [N, W, C], by GATHER or by a product with one-hot rows."""
     b, dtype, (n, w) = cx.b, values.dtype, indices.shape
     product_dtype = DType.INT8 if dtype is DType.INT8 else DType.INT32
     is_integer = dtype in (DType.INT8, DType.INT16, DType.INT32)
@@ -106,7 +105,8 @@ def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
 
 def _one_hot(b: Builder, indices: Value, count: int) -> Value:
     """Convert indices to one-hot rows: indices [..., 1] -> int8 [..., count] with zero point
-    ``_ONE_HOT_ZERO_POINT``."""
+    ``_ONE_HOT_ZERO_POINT``.
+    """
     axes = (1,) * (indices.rank - 1)
     distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
     hits = b.sub(b.const(np.ones((*axes, 1)), DType.INT32), distance)

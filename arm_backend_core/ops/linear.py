@@ -26,7 +26,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     """Linear layer of x [..., IC] and weight [OC, IC], as a 1x1 convolution in which each row of x is a pixel."""
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
-    assert weight.value.data is not None  # ``computed_weights`` decomposes layers with another weight
+    assert weight.value.data is not None  # otherwise the layer was decomposed (composites/computed_weights)
     out_channels, in_channels = weight.shape
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
@@ -110,8 +110,7 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     radix = 256
 
     def split_bytes(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
-        """Split int16 into its high and low byte, in three NPU operations: SUB, MUL and SUB on int16 with fused
-        RESCALEs."""
+        """Split int16 into high and low byte by SUB, MUL and SUB with fused RESCALEs: three NPU operations."""
         x = x.with_scale(1.0)
         half = x.full_like(radix // 2)
         # RESCALE rounds half up, so (x - 128) / 256 is rounded to floor(x / 256).

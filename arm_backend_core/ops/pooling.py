@@ -29,10 +29,10 @@ class _Window:
     """Parameters of a pooling window, height before width.
 
     Attributes:
-        kernel: size.
-        stride: strides.
-        pad: (top, bottom, left, right), so that the padded image ends where PyTorch's last window ends. A negative
-            bottom or right counts rows or columns that no window reads.
+        kernel: size of the window.
+        stride: distance between windows.
+        pad: (top, bottom, left, right), such that the padded image ends where PyTorch's last window ends. If bottom or
+            right is negative, no window reads that many rows or columns.
     """
 
     kernel: tuple[int, int]
@@ -50,14 +50,14 @@ def _make_window(
     dilation: tuple[int, int] = (1, 1),
 ) -> _Window:
     kernel, steps = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
-    before = to_height_width(padding, spatial, 0)
+    pad_before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
-    reach = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-    after = [reach[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
-    return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
+    padded_size = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+    pad_after = [padded_size[i] - image.shape[1 + i] - pad_before[i] for i in (0, 1)]
+    return _Window(kernel, steps, (pad_before[0], pad_after[0], pad_before[1], pad_after[1]))
 
 
-def _crop_unread(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
+def _crop_unread_border(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
     """Remove the rows and columns that no window reads."""
     n, h, w, c = image.shape
     _, bottom, _, right = window.pad
@@ -75,10 +75,12 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> Value:
-    """x [N, C, (H,) W]."""
+    """Max pooling of x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
     image, dilations = to_nhwc_image(cx.b, x.value, spatial + 2), to_height_width(dilation, spatial, 1)
-    image, window = _crop_unread(cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations))
+    image, window = _crop_unread_border(
+        cx, image, _make_window(cx, image, spatial, kernel_size, stride, padding, dilations)
+    )
     if dilations == (1, 1):
         try:
             result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
@@ -98,7 +100,7 @@ def _lowest_value(dtype: DType) -> float:
 
 
 def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
-    """Dilated max pooling: split the image into phases of every dilation-th row and column, where windows are dense."""
+    """Dilated max pooling by phases: every dilation-th row and column is an image, in which windows are dense."""
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
@@ -109,9 +111,9 @@ def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tupl
     dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))
     starts = b.reshape(dense, (n, dy, dx, *dense.shape[1:]))
     image = b.reshape(b.transpose(starts, (0, 3, 1, 4, 2, 5)), (n, dense.shape[1] * dy, dense.shape[2] * dx, c))
-    used = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
-    image = gather_constant(b, image, 1, range(0, used[0], window.stride[0]))
-    return gather_constant(b, image, 2, range(0, used[1], window.stride[1]))
+    valid_size = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
+    image = gather_constant(b, image, 1, range(0, valid_size[0], window.stride[0]))
+    return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)
@@ -125,22 +127,22 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """Average pooling. TOSA divides by the number of elements in the image, so zeros that PyTorch counts are padded."""
+    """Average pooling. TOSA does not count its own padding, so padding that PyTorch counts is a PAD with zeros."""
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
     image, q = to_nhwc_image(cx.b, x.value, spatial + 2), x.q
     window = _make_window(cx, image, spatial, kernel_size, stride, padding)
     if divisor_override is not None:
-        counted = [max(pad, 0) for pad in window.pad]
-    elif count_include_pad:  # count the given padding only: ceil_mode may reach beyond it
+        explicit_pad = [max(pad, 0) for pad in window.pad]
+    elif count_include_pad:  # PyTorch does not count the padding that ceil_mode adds
         rows, columns = to_height_width(padding, spatial, 0)
         limits = (rows, rows, columns, columns)
-        counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
+        explicit_pad = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
-        counted = [0, 0, 0, 0]
-    sides = [(0, 0), *zip(counted[::2], counted[1::2], strict=True), (0, 0)]
+        explicit_pad = [0, 0, 0, 0]
+    sides = [(0, 0), *zip(explicit_pad[::2], explicit_pad[1::2], strict=True), (0, 0)]
     image = cx.b.pad(image, sides, q.zero_point if q else 0)
-    rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
-    image, window = _crop_unread(cx, image, replace(window, pad=rest))
+    implicit_pad = tuple(pad - amount for pad, amount in zip(window.pad, explicit_pad, strict=True))
+    image, window = _crop_unread_border(cx, image, replace(window, pad=implicit_pad))
     factor = prod(window.kernel) / (divisor_override or prod(window.kernel))
     if divisor_override is None or q is None:
         result = _average_pool(cx, q, image, window)
@@ -163,8 +165,8 @@ def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window)
     return cx.b.avg_pool2d(image, window.kernel, window.stride, window.pad, (zero, zero))
 
 
-def adaptive_cells(size: int, out: int) -> list[tuple[int, int]]:
-    """[start, end) of each output cell of adaptive pooling along one axis."""
+def adaptive_cell_ranges(size: int, out: int) -> list[tuple[int, int]]:
+    """Input range [start, end) of each output cell of adaptive pooling along one axis."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
@@ -189,7 +191,7 @@ adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
     image = to_nhwc_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
-    rows, columns = adaptive_cells(image.shape[1], out[0]), adaptive_cells(image.shape[2], out[1])
+    rows, columns = adaptive_cell_ranges(image.shape[1], out[0]), adaptive_cell_ranges(image.shape[2], out[1])
     n, _, _, c = image.shape
 
     def means(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
@@ -202,7 +204,9 @@ def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
         return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
 
     steps = [_uniform_stride(cells) for cells in (rows, columns)]
-    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # Ethos-U55's limit of a depthwise stride
+    if all(steps) and (
+        x.q is None or max(step or 1 for step in steps) <= 3
+    ):  # the limit of a depthwise stride on Ethos-U55
         used = [cells[-1][1] for cells in (rows, columns)]
         part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
         result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])
@@ -212,7 +216,7 @@ def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
 
 
 def _uniform_stride(cells: Sequence[tuple[int, int]]) -> int | None:
-    """The common stride of cells that all have the same size and stride, else None."""
+    """Return the common stride if all cells have the same size and stride, else None."""
     sizes = {end - start for start, end in cells}
     strides = {after[0] - before[0] for before, after in pairwise(cells)}
     if len(sizes) > 1 or len(strides) > 1:

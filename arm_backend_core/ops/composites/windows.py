@@ -15,7 +15,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites.scatter import scatter
-from arm_backend_core.ops.pooling import adaptive_cells
+from arm_backend_core.ops.pooling import adaptive_cell_ranges
 from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
@@ -107,7 +107,7 @@ def window_taps(size: int, out: int, kernel: int, stride: int, padding: int, dil
 
 
 def _adaptive_taps(size: int, out: int) -> list[list[int]]:
-    parts = adaptive_cells(size, out)
+    parts = adaptive_cell_ranges(size, out)
     return [[min(start + k, end - 1) for start, end in parts] for k in range(max(end - start for start, end in parts))]
 
 
@@ -181,7 +181,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
         pool = aten.max_pool2d_with_indices if spatial == 2 else aten.max_pool3d_with_indices
         return pool(x, [size // out for size, out in zip(x.shape[-spatial:], output_size, strict=True)])
     for axis, out in enumerate(output_size, x.dim() - spatial):
-        parts = [maxima.narrow(axis, start, end - start) for start, end in adaptive_cells(x.shape[axis], out)]
+        parts = [maxima.narrow(axis, start, end - start) for start, end in adaptive_cell_ranges(x.shape[axis], out)]
         maxima = torch.cat([part.amax(axis, keepdim=True) for part in parts], axis)
     taps = [_adaptive_taps(*of) for of in zip(x.shape[-spatial:], output_size, strict=True)]
     return maxima, _argmax_positions(x, taps, quantized)
