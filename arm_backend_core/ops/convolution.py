@@ -67,11 +67,14 @@ def conv_with_padding_mode(
 ) -> Value:
     """Convolution with padding="valid" or "same". An odd total of "same" pads one more at the end, as in PyTorch."""
     spatial = weight.rank - 2
-    steps = to_height_width(dilation, spatial, 1)
+    dilations = to_height_width(dilation, spatial, 1)
     kernel = to_height_width(weight.shape[2:], spatial, 1)
-    total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
+    total = [
+        axis_dilation * (size - 1) if padding == "same" else 0
+        for axis_dilation, size in zip(dilations, kernel, strict=True)
+    ]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(to_height_width(stride, spatial, 1), pad, steps, groups))
+    return _convolve(cx, x, weight, bias, _Geometry(to_height_width(stride, spatial, 1), pad, dilations, groups))
 
 
 def _convolve_3d(
@@ -82,9 +85,9 @@ def _convolve_3d(
     The kernel depth becomes channels of an image. This is exact and runs on every target. CONV3D does not: Ethos-U55
     and U65 support no kernel depth above 1.
     """
-    steps, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
+    strides, pads, dilations = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _require_constant(weight)
-    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
+    slices = _depth_slices(cx, x, weight, strides[0], pads[0], [k * dilations[0] for k in range(kernel.shape[2])])
     n, h, w, c = slices[0].shape
     out, per_group, kernel_depth, kernel_height, kernel_width = kernel.shape
     if groups > 1 and per_group == 1 and dilations[1] == 1:  # depthwise: interleave the rows of the slices
@@ -92,7 +95,7 @@ def _convolve_3d(
             cx.b.concat([cx.b.reshape(part, (n, h, w * c)) for part in slices], 2), (n, h * kernel_depth, w, c)
         )
         kernel = kernel.swapaxes(2, 3).reshape(out, 1, kernel_height * kernel_depth, kernel_width)
-        steps[1], pads[1] = steps[1] * kernel_depth, pads[1] * kernel_depth
+        strides[1], pads[1] = strides[1] * kernel_depth, pads[1] * kernel_depth
     elif groups > 1:  # each group needs its channels of all slices next to each other
         depth_last = cx.b.transpose(cx.b.reshape(cx.b.concat(slices, 3), (n * h * w, kernel_depth, c)), (0, 2, 1))
         image = cx.b.reshape(depth_last, (n, h, w, kernel_depth * c))
@@ -100,24 +103,26 @@ def _convolve_3d(
     else:
         image, kernel = cx.b.concat(slices, 3), kernel.swapaxes(1, 2).reshape(out, -1, kernel_height, kernel_width)
     pad = (pads[1], pads[1], pads[2], pads[2])
-    geometry = _Geometry((steps[1], steps[2]), pad, (dilations[1], dilations[2]), groups)
+    geometry = _Geometry((strides[1], strides[2]), pad, (dilations[1], dilations[2]), groups)
     result = _convolve_groups(cx, x, weight, bias, image, kernel, geometry)
     (depth, height, width), channels = cx.shape[-3:], result.shape[3]
     rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
     return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
 
 
-def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, starts: Sequence[int]) -> list[Value]:
+def _depth_slices(
+    cx: Context, x: Tensor, weight: Tensor, stride: int, pad: int, kernel_offsets: Sequence[int]
+) -> list[Value]:
     """For each kernel depth, gather the input slices that it multiplies, one per output depth: [N * OD, H, W, C]."""
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
     value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # hardware limit: no axis of more than 65536 elements
-    pad_end = max(starts[-1] + depth * step - d - pad, 0)  # so that the last stride is complete
+    pad_end = max(kernel_offsets[-1] + depth * stride - d - pad, 0)  # so that the last stride is complete
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, pad_end), (0, 0)], zero_points(x, weight)[0])
     slices = []
-    for start in starts:
-        span = b.reshape(b.narrow(value, 1, start, depth * step), (n * depth, step, image))
+    for start in kernel_offsets:
+        span = b.reshape(b.narrow(value, 1, start, depth * stride), (n * depth, stride, image))
         slices.append(b.reshape(b.narrow(span, 1, 0, 1), (n * depth, h, w, c)))
     return slices
 
@@ -196,7 +201,7 @@ def _transpose_conv_by_phases(
     cx: Context,
     image: Value,
     sums: Accumulator,
-    steps: tuple[int, int],
+    strides: tuple[int, int],
     extra: Sequence[int],
     zps: tuple[int, int],
     dtype: DType,
@@ -206,14 +211,16 @@ def _transpose_conv_by_phases(
     Output row q * step + p is the sum of kernel rows p, p + step, ... times image rows q, q - 1, ... Phase p is
     computed as a set of output channels, and depth-to-space interleaves the phases. Returns [N, rows, columns, OC].
     """
-    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, steps
+    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, strides
     ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
     kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], sums.weights.dtype)
     kernel[:, :kh, :kw] = sums.weights
     kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
-    parts = (sums.scales, sums.peaks, sums.residual_bias)
-    rest = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in parts)
-    all_phases = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.quantized_bias, sy * sx), sums.dtype, *rest)
+    vectors = (sums.scales, sums.peaks, sums.residual_bias)
+    tiled_vectors = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in vectors)
+    all_phases = Accumulator(
+        kernel.reshape(-1, ty, tx, ic), np.tile(sums.quantized_bias, sy * sx), sums.dtype, *tiled_vectors
+    )
     constants = b.const(all_phases.weights, dtype), b.const(all_phases.quantized_bias, all_phases.dtype)
     value = cx.requantize_sums(b.conv2d(image, *constants, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), all_phases)
     n, h, w, _ = value.shape
@@ -221,11 +228,11 @@ def _transpose_conv_by_phases(
     return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
-def _dilate_kernel(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+def _dilate_kernel(kernels: np.ndarray[Any, Any], dilations: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
     """Insert zeros between the elements of kernels [..., KH, KW]: TRANSPOSE_CONV2D has no dilation."""
-    sizes = [step * (size - 1) + 1 for step, size in zip(steps, kernels.shape[-2:], strict=True)]
+    sizes = [step * (size - 1) + 1 for step, size in zip(dilations, kernels.shape[-2:], strict=True)]
     dilated = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
-    dilated[..., :: steps[0], :: steps[1]] = kernels
+    dilated[..., :: dilations[0], :: dilations[1]] = kernels
     return dilated
 
 

@@ -90,11 +90,11 @@ def _veltkamp_split(x: FloatExpr) -> tuple[FloatExpr, FloatExpr]:
 
 def _has_opposite_sign(cx: Context, x: Value, y: Value) -> Value:
     """Return 1 where x is nonzero and differs in sign from y, else 0. The FP profile compares in FP32."""
-    b, kind = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
-    zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
-    differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
+    b, compare_dtype = cx.b, DType.INT32 if cx.target.integer and not cx.dtype.is_float else DType.FP32
+    zero, x, y = b.const(0, compare_dtype), b.cast(x, compare_dtype), b.cast(y, compare_dtype)
+    signs_differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     nonzero = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, nonzero), kind), cx.dtype)
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", signs_differ, nonzero), compare_dtype), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, interval=_QUOTIENT_INTERVAL, **_DISCONTINUOUS)
@@ -136,10 +136,10 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     result = abs(dividend).greater(abs(divisor) * _EXACT_QUOTIENT_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
-    zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    result = result.equal(0.0).where(zero, result)  # a zero result has the sign of the dividend
-    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero, result)
-    return abs(divisor).less(2.0**-120).where(zero, bounded).value
+    signed_zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    result = result.equal(0.0).where(signed_zero, result)  # a zero result has the sign of the dividend
+    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(signed_zero, result)
+    return abs(divisor).less(2.0**-120).where(signed_zero, bounded).value
 
 
 @op(

@@ -34,23 +34,26 @@ _MAX_SLICES = 1024  #: RAFT would take 12,544 slices: the CPU is faster, and Vel
 
 def gather_constant(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
     """x[indices] along one axis for constant indices, by slices of index runs, by repetition, or by GATHER."""
-    lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    leading_size, size, trailing_size = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
     shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
-    times = len(indices) // size
-    if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # repeat each element
-        return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
-    starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
-    if len(starts) - 1 > _MAX_CHEAP_SLICES:
-        even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
-        if list(indices) == list(even):
-            return strided_slice(b, x, axis, even)
-        values, tiled = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
+    repeats = len(indices) // size
+    if repeats > 1 and list(indices) == [i // repeats for i in range(repeats * size)]:  # repeat each element
+        return b.reshape(b.concat([b.reshape(x, (leading_size * size, 1, trailing_size))] * repeats, 1), shape)
+    run_starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
+    if len(run_starts) - 1 > _MAX_CHEAP_SLICES:
+        arithmetic_sequence = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
+        if list(indices) == list(arithmetic_sequence):
+            return strided_slice(b, x, axis, arithmetic_sequence)
+        values, tiled = (
+            b.reshape(x, (leading_size, size, trailing_size)),
+            b.const(np.tile(indices, (leading_size, 1)), DType.INT32),
+        )
         if b.refusal("GATHER", (values, tiled), x.dtype) is None:
             return b.reshape(b.gather(values, tiled), shape)
-    if len(starts) > _MAX_SLICES:
-        runs = len(starts) - 1
+    if len(run_starts) > _MAX_SLICES:
+        runs = len(run_starts) - 1
         raise Unsupported(f"{runs} runs of elements (at most {_MAX_SLICES} without GATHER); leave it to the CPU")
-    return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
+    return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(run_starts)], axis)
 
 
 def strided_slice(b: Builder, x: Value, axis: int, indices: range) -> Value:
@@ -75,16 +78,16 @@ def _gather_along_axis(cx: Context, x: Value, axis: int, indices: Value) -> Valu
     """x[indices] along one axis for indices computed at run time. Their dimensions are flattened to one."""
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
-    front = b.transpose(x, order)
-    is_small = front.shape[0] <= _MAX_ONE_HOT_ROWS and indices.size * front.size <= _MAX_ONE_HOT_PRODUCTS
-    is_weight = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
+    axis_first = b.transpose(x, order)
+    is_small = axis_first.shape[0] <= _MAX_ONE_HOT_ROWS and indices.size * axis_first.size <= _MAX_ONE_HOT_PRODUCTS
+    is_weight = axis_first.data is not None and axis_first.dtype in (DType.INT8, DType.INT16)
     if "GATHER" in cx.target.hardware.unsupported and is_weight and is_small:
-        gathered = _gather_by_conv(b, front, b.cast(indices, DType.INT32))
+        gathered = _gather_by_conv(b, axis_first, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        gathered = _gather_rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
-    back = b.reshape(gathered, (indices.size, *front.shape[1:]))
-    return b.transpose(back, [order.index(i) for i in range(x.rank)])
+        gathered = _gather_rows(cx, b.reshape(axis_first, (1, axis_first.shape[0], prod(axis_first.shape[1:]))), flat)
+    reshaped = b.reshape(gathered, (indices.size, *axis_first.shape[1:]))
+    return b.transpose(reshaped, [order.index(i) for i in range(x.rank)])
 
 
 def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
@@ -104,12 +107,10 @@ def _gather_rows(cx: Context, values: Value, indices: Value) -> Value:
 
 
 def _one_hot(b: Builder, indices: Value, count: int) -> Value:
-    """Convert indices to one-hot rows: indices [..., 1] -> int8 [..., count] with zero point
-    ``_ONE_HOT_ZERO_POINT``.
-    """
-    axes = (1,) * (indices.rank - 1)
-    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
-    hits = b.sub(b.const(np.ones((*axes, 1)), DType.INT32), distance)
+    """One-hot rows of indices [..., 1]: int8 [..., count] with zero point ``_ONE_HOT_ZERO_POINT``."""
+    leading_ones = (1,) * (indices.rank - 1)
+    distance = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*leading_ones, count), DType.INT32)))
+    hits = b.sub(b.const(np.ones((*leading_ones, 1)), DType.INT32), distance)
     return b.rescale(hits, DType.INT8, 1.0, 0, _ONE_HOT_ZERO_POINT)  # saturates 1 - distance < 0 to 0
 
 
@@ -206,17 +207,19 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     if not x.rank:
         return cx.b.reshape(x.value, cx.shape)
     axis = dim % x.rank
-    picked = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
-    part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
-    if part.data is not None and part.size and part.data.min() == part.data.max():  # all elements are equal
-        return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
-    if picked.data is not None and "GATHER" in cx.target.hardware.unsupported:
-        return cx.b.reshape(_gather_constant_per_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
+    index_value = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
+    cropped = cx.b.slice(
+        x.value, (0,) * x.rank, [n if i == axis else index_value.shape[i] for i, n in enumerate(x.shape)]
+    )
+    if cropped.data is not None and cropped.size and cropped.data.min() == cropped.data.max():  # all elements are equal
+        return cx.b.const(np.full(cx.shape, cropped.data.flat[0]), cropped.dtype)
+    if index_value.data is not None and "GATHER" in cx.target.hardware.unsupported:
+        return cx.b.reshape(_gather_constant_per_row(cx.b, cropped, axis, np.asarray(index_value.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
-    last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
-    values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
+    axis_last = [cx.b.transpose(value, order) for value in (cropped, cx.b.cast(index_value, DType.INT32))]
+    values, row_indices = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in axis_last)
     elements = _gather_rows(cx, cx.b.reshape(values, (*values.shape, 1)), row_indices)
-    return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
+    return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, axis_last[1].shape), inverse(tuple(order))), cx.shape)
 
 
 @op(aten.index_select.default, kind=Kind.SHARED, is_gather=True)

@@ -33,9 +33,8 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = build_accumulator(cx, x, weight, bias, filters, slice(None))
     is_slow_as_conv = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights_max_macs and filters.size >= 1 << 14
-    is_slow_as_conv = (
-        is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
-    )  # other layers give equal results on all targets
+    # Only recurrent layers: all other layers must give equal results on all targets.
+    is_slow_as_conv = is_slow_as_conv and TIMESTEP_SLOT in cx.node.meta
     if (
         is_slow_as_conv
         and rows == 1
@@ -131,15 +130,15 @@ def _int16_matmul_by_bytes(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
             f"result has a smaller scale, {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
         )
 
-    def product(left: FixedPoint, right: FixedPoint, weight: int) -> FixedPoint:
+    def product(left: FixedPoint, right: FixedPoint, byte_weight: int) -> FixedPoint:
         sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
-        partial = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
+        partial = FixedPoint(cx.b, sums, -peak, peak, scale * byte_weight)
         return partial.rescale(DType.INT32, partial.scale / step).with_scale(step)
 
     total = product(a_high, b_high, radix**2)
-    for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
-        total = total + product(left, right, weight)
+    for left, right, byte_weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
+        total = total + product(left, right, byte_weight)
     return total.requantize(cx.q)
 
 

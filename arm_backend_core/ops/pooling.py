@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Window:
+class _PoolingWindow:
     """Parameters of a pooling window, height before width.
 
     Attributes:
@@ -48,16 +48,16 @@ def _make_window(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
-) -> _Window:
-    kernel, steps = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
+) -> _PoolingWindow:
+    kernel, strides = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
     pad_before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
-    padded_size = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+    padded_size = [(out[i] - 1) * strides[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     pad_after = [padded_size[i] - image.shape[1 + i] - pad_before[i] for i in (0, 1)]
-    return _Window(kernel, steps, (pad_before[0], pad_after[0], pad_before[1], pad_after[1]))
+    return _PoolingWindow(kernel, strides, (pad_before[0], pad_after[0], pad_before[1], pad_after[1]))
 
 
-def _crop_unread_border(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
+def _crop_unread_border(cx: Context, image: Value, window: _PoolingWindow) -> tuple[Value, _PoolingWindow]:
     """Remove the rows and columns that no window reads."""
     n, h, w, c = image.shape
     _, bottom, _, right = window.pad
@@ -99,7 +99,7 @@ def _lowest_value(dtype: DType) -> float:
     return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # FP8E4M3 has no infinity
 
 
-def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
+def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilation: tuple[int, int]) -> Value:
     """Dilated max pooling by phases: every dilation-th row and column is an image, in which windows are dense."""
     b, (dy, dx), lowest = cx.b, dilation, _lowest_value(image.dtype)
     top, bottom, left, right = window.pad
@@ -107,10 +107,14 @@ def _dilated_max_pool(cx: Context, image: Value, window: _Window, dilation: tupl
     extra = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to multiples of the dilation
     image = b.pad(image, [(0, 0), (top, bottom + extra[0]), (left, right + extra[1]), (0, 0)], lowest)
     rows, columns = image.shape[1] // dy, image.shape[2] // dx
-    grid = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
-    dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))
-    starts = b.reshape(dense, (n, dy, dx, *dense.shape[1:]))
-    image = b.reshape(b.transpose(starts, (0, 3, 1, 4, 2, 5)), (n, dense.shape[1] * dy, dense.shape[2] * dx, c))
+    phases = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
+    pooled_phases = b.max_pool2d(
+        b.reshape(phases, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0)
+    )
+    pooled_grid = b.reshape(pooled_phases, (n, dy, dx, *pooled_phases.shape[1:]))
+    image = b.reshape(
+        b.transpose(pooled_grid, (0, 3, 1, 4, 2, 5)), (n, pooled_phases.shape[1] * dy, pooled_phases.shape[2] * dx, c)
+    )
     valid_size = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
     image = gather_constant(b, image, 1, range(0, valid_size[0], window.stride[0]))
     return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
@@ -155,7 +159,7 @@ def avg_pool(
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _average_pool(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
+def _average_pool(cx: Context, q: QParams | None, image: Value, window: _PoolingWindow) -> Value:
     is_global = image.shape[1:3] == window.kernel and not any(window.pad)
     if is_global and q is not None and cx.target.hardware.averages_by_convolution:
         result = spatial_mean(cx.b, image, q, (1, 2), q, sole_reader=is_sole_reader(cx.node))
@@ -194,24 +198,27 @@ def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
     rows, columns = adaptive_cell_ranges(image.shape[1], out[0]), adaptive_cell_ranges(image.shape[2], out[1])
     n, _, _, c = image.shape
 
-    def means(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
+    def average_windows(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
         if x.q is None:
             return cx.b.avg_pool2d(part, kernel, stride, (0, 0, 0, 0))
         return window_means(cx.b, part, x.q, kernel, stride, cx.q)
 
-    def pool(y: tuple[int, int], z: tuple[int, int]) -> Value:
-        kernel = (y[1] - y[0], z[1] - z[0])
-        return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
+    def pool(row_range: tuple[int, int], column_range: tuple[int, int]) -> Value:
+        kernel = (row_range[1] - row_range[0], column_range[1] - column_range[0])
+        return average_windows(
+            cx.b.slice(image, (0, row_range[0], column_range[0], 0), (n, *kernel, c)), kernel, (1, 1)
+        )
 
-    steps = [_uniform_stride(cells) for cells in (rows, columns)]
-    if all(steps) and (
-        x.q is None or max(step or 1 for step in steps) <= 3
-    ):  # the limit of a depthwise stride on Ethos-U55
-        used = [cells[-1][1] for cells in (rows, columns)]
-        part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
-        result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])
+    strides = [_uniform_stride(cells) for cells in (rows, columns)]
+    fits_depthwise_stride = x.q is None or max(stride or 1 for stride in strides) <= 3  # the limit on Ethos-U55
+    if all(strides) and fits_depthwise_stride:
+        covered_size = [cells[-1][1] for cells in (rows, columns)]
+        part = cx.b.slice(image, (0, 0, 0, 0), (n, *covered_size, c))
+        result = average_windows(part, (rows[0][1], columns[0][1]), [step or 1 for step in strides])
     else:
-        result = cx.b.concat([cx.b.concat([pool(y, z) for z in columns], 2) for y in rows], 1)
+        result = cx.b.concat(
+            [cx.b.concat([pool(row_range, column_range) for column_range in columns], 2) for row_range in rows], 1
+        )
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 

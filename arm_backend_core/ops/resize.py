@@ -62,9 +62,9 @@ class _AxisSampling:
         for o in range(self.out):
             position = o * self.step + self.start
             below = math.floor(position)
-            part = float((position - below) * row_sum)
-            matrix[o, min(max(below, 0), self.size - 1)] += row_sum - part
-            matrix[o, min(max(below + 1, 0), self.size - 1)] += part
+            weight_above = float((position - below) * row_sum)
+            matrix[o, min(max(below, 0), self.size - 1)] += row_sum - weight_above
+            matrix[o, min(max(below + 1, 0), self.size - 1)] += weight_above
         return matrix
 
 
@@ -105,8 +105,7 @@ def _nearest_indices(size: int, out: int, factor: float | None, shift: float) ->
 
 
 def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _AxisSampling:
-    """Sampling for mode NEAREST. TOSA rounds half up and PyTorch rounds down, so sampling starts half an element
-    earlier.
+    """Sampling for mode NEAREST. As TOSA rounds half up and PyTorch down, it starts half an element earlier.
 
     For an integer factor, a range of starts gives the same indices. The middle of that range is taken, because Ethos-U
     supports it in hardware.
@@ -117,14 +116,16 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 
 
 def _resize_nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
-    sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
-    indices = [_nearest_indices(*side, shift) for side in sides]
+    axes = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
+    indices = [_nearest_indices(*side, shift) for side in axes]
     if indices == [list(range(size)) for size in x.shape[2:]]:
         return x.value
-    samplings = [_nearest_sampling(*side, shift) for side in sides]
+    samplings = [_nearest_sampling(*side, shift) for side in axes]
     image = to_nhwc(cx.b, x.value)
-    exact = all(sampling.nearest_indices() == expected for sampling, expected in zip(samplings, indices, strict=True))
-    if exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
+    is_exact = all(
+        sampling.nearest_indices() == expected for sampling, expected in zip(samplings, indices, strict=True)
+    )
+    if is_exact and _resize_refusal(cx, image, image.dtype, samplings, "NEAREST") is None:
         return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
     return to_nchw(cx.b, gather_constant(cx.b, gather_constant(cx.b, image, 1, indices[0]), 2, indices[1]))
 
@@ -217,11 +218,11 @@ def _bilinear_by_conv(cx: Context, image: Value, samplings: Sequence[_AxisSampli
     Between the two convolutions, int8 values have 7 more bits.
     """
     b, dtype = cx.b, image.dtype
-    guard = 128 if dtype is DType.INT8 else 1
-    rows, parts = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
-    rows = b.rescale(rows, DType.INT16, guard / parts)
-    columns, parts = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
-    result = b.rescale(columns, dtype, 1 / (parts * guard))
+    guard_factor = 128 if dtype is DType.INT8 else 1
+    rows, weight_sum = _interpolate_by_conv(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows = b.rescale(rows, DType.INT16, guard_factor / weight_sum)
+    columns, weight_sum = _interpolate_by_conv(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    result = b.rescale(columns, dtype, 1 / (weight_sum * guard_factor))
     return b.transpose(result, (0, 2, 3, 1))
 
 

@@ -47,26 +47,26 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
 
 
 def _select_iteratively(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Return values and indices of the first ``k``. Each iteration selects the extreme of the remaining elements."""
+    """Return the ``k`` values and their indices. Each iteration selects the extreme of the remaining elements."""
     n = x.shape[axis]
     positions = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), index_dtype)
     remaining = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
     selected: list[list[Value]] = []
     for _ in range(k):
-        value, hits = _masked_extreme(b, x, remaining, axis, largest=largest)
-        index = b.reduce("REDUCE_MIN", b.select(hits, positions, b.const(n, index_dtype)), axis)
+        value, is_extreme = _select_extreme(b, x, remaining, axis, largest=largest)
+        index = b.reduce("REDUCE_MIN", b.select(is_extreme, positions, b.const(n, index_dtype)), axis)
         remaining = b.bitwise("LOGICAL_AND", remaining, b.unary("LOGICAL_NOT", b.compare("EQUAL", positions, index)))
         selected.append([value, index])
     return [b.concat(parts, axis) for parts in zip(*selected, strict=True)]
 
 
 def _select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int, largest: bool) -> list[Value]:
-    """Return values and indices of the first ``k``. The rank of an element is the number of elements before it."""
-    last = [*(i for i in range(x.rank) if i != axis), axis]
-    lead, n = x.size // x.shape[axis], x.shape[axis]
-    front = b.transpose(x, last)
-    this, other = (b.reshape(front, shape) for shape in ((lead, n, 1), (lead, 1, n)))
-    over, under = (other, this) if largest else (this, other)
+    """Return the ``k`` values and their indices. The rank of an element is the number of elements before it."""
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    rows, n = x.size // x.shape[axis], x.shape[axis]
+    axis_last = b.transpose(x, order)
+    this, other = (b.reshape(axis_last, shape) for shape in ((rows, n, 1), (rows, 1, n)))
+    over, under = (other, this) if largest else (this, other)  # over > under: the other element comes first
     is_before, is_before_or_equal = (b.compare(kind, over, under) for kind in ("GREATER", "GREATER_EQUAL"))
     if x.dtype.is_float:
         is_nan, other_is_number = (
@@ -75,34 +75,37 @@ def _select_by_rank(b: Builder, x: Value, index_dtype: DType, k: int, axis: int,
         )
         is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_nan, other_is_number))
         is_before_or_equal = b.bitwise("LOGICAL_OR", is_before_or_equal, is_nan)
-    earlier = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
-    is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_before_or_equal, earlier))
-    hits = b.compare(
+    is_earlier_index = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
+    is_before = b.bitwise("LOGICAL_OR", is_before, b.bitwise("LOGICAL_AND", is_before_or_equal, is_earlier_index))
+    is_selected = b.compare(
         "EQUAL", b.reduce("REDUCE_SUM", b.cast(is_before, index_dtype), 2), b.const(np.arange(k), index_dtype)
     )
     positions = b.const(np.arange(n).reshape(1, n, 1), index_dtype)
-    selected = (b.reduce("REDUCE_SUM", b.select(hits, y, b.const(0, y.dtype)), 1) for y in (this, positions))
-    shape = (*front.shape[:-1], k)
-    return [b.transpose(b.reshape(value, shape), [last.index(i) for i in range(x.rank)]) for value in selected]
+    selected = (b.reduce("REDUCE_SUM", b.select(is_selected, y, b.const(0, y.dtype)), 1) for y in (this, positions))
+    shape = (*axis_last.shape[:-1], k)
+    return [b.transpose(b.reshape(value, shape), [order.index(i) for i in range(x.rank)]) for value in selected]
 
 
-def _masked_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
+def _select_extreme(b: Builder, x: Value, remaining: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:
     """Return the largest or smallest of the ``remaining`` elements, and the mask of elements that equal it."""
     if not x.dtype.is_float:
         low, high = x.dtype.range
-        value = b.reduce(*_mask_candidates(b, x, remaining, low if largest else high, largest), axis)
+        value = b.reduce(*_build_masked_reduction(b, x, remaining, low if largest else high, largest), axis)
         return value, b.bitwise("LOGICAL_AND", remaining, b.compare("EQUAL", x, value))
     is_number = b.compare("EQUAL", x, x)
     if largest:  # REDUCE_MAX returns NaN if there is one
-        value = b.reduce(*_mask_candidates(b, x, remaining, -math.inf, largest), axis)
+        value = b.reduce(*_build_masked_reduction(b, x, remaining, -math.inf, largest), axis)
         is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", is_number))
         return value, b.bitwise("LOGICAL_AND", remaining, is_extreme)
     candidates = b.bitwise("LOGICAL_AND", remaining, is_number)
     has_number = b.reduce("REDUCE_ANY", candidates, axis)
-    value = b.reduce(*_mask_candidates(b, x, candidates, math.inf, largest), axis)
+    value = b.reduce(*_build_masked_reduction(b, x, candidates, math.inf, largest), axis)
     is_extreme = b.bitwise("LOGICAL_OR", b.compare("EQUAL", x, value), b.unary("LOGICAL_NOT", has_number))
     return b.select(has_number, value, b.const(math.nan, x.dtype)), b.bitwise("LOGICAL_AND", remaining, is_extreme)
 
 
-def _mask_candidates(b: Builder, x: Value, candidates: Value, worst: float, largest: bool) -> tuple[str, Value]:
-    return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(candidates, x, b.const(worst, x.dtype))
+def _build_masked_reduction(
+    b: Builder, x: Value, candidates: Value, fill_value: float, largest: bool
+) -> tuple[str, Value]:
+    """Return the name of the reduction, and x with ``fill_value`` in place of elements that are no candidates."""
+    return "REDUCE_MAX" if largest else "REDUCE_MIN", b.select(candidates, x, b.const(fill_value, x.dtype))

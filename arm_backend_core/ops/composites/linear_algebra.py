@@ -18,9 +18,8 @@ from arm_backend_core.ops.registry import decomposition, foreign_decomposition
 
 aten = torch.ops.aten
 _MAX_COFACTOR_ROWS = 4  #: Largest number of rows for cofactor formulas, whose operator count grows like n!.
-_MAX_ELIMINATION_STEPS = (
-    16  #: Largest number of elimination steps (the smaller of rows and columns), of ten operators each.
-)
+#: Largest number of elimination steps (the smaller of rows and columns). Each step takes ten operators.
+_MAX_ELIMINATION_STEPS = 16
 Rows = Sequence[Sequence[Tensor]]
 
 

@@ -17,8 +17,7 @@ aten = torch.ops.aten
 
 
 def _arg_min_or_max(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
-    """Index of the first maximum or minimum. argmax takes no booleans. -x overflows for the smallest integer, ~x
-    not."""
+    """Index of the first maximum or minimum. argmax takes no booleans; -x overflows for the smallest integer."""
     x = x.int() if x.dtype is torch.bool else x
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
@@ -67,15 +66,13 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
     """
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
-    flat_indices = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
-    indices, remaining = [], flat_indices
+    flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
+    indices, rest = [], flat
     for dim in range(1, x.dim()):
         stride = math.prod(x.shape[dim:])
-        indices.append(remaining // stride)
-        remaining = remaining - indices[-1] * stride
-    return torch.where(
-        (flat_indices < x.numel()).unsqueeze(1), torch.stack([*indices, remaining], 1), fill_value
-    ).long()
+        indices.append(rest // stride)
+        rest = rest - indices[-1] * stride
+    return torch.where((flat < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
 
 
 def _kth_smallest(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -94,10 +91,7 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, for which the CPU has a kernel, except for booleans.
-
-    topk does not keep the order of equal elements. A stable sort gets its indices from ``_stable_argsort``.
-    """
+    """Sort by topk, for which the CPU has a kernel, except for booleans. Stable sorts use ``_stable_argsort`` too."""
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -120,16 +114,12 @@ def _stable_argsort(x: Tensor, dim: int, descending: bool, index_dtype: torch.dt
     over, under = (other, this) if descending else (this, other)  # over > under: the other element goes first
     is_before, is_after = over > under, over < under
     if x.is_floating_point():
-        is_before, is_after = (
-            is_before | ((over != over) & (under == under)),
-            is_after | ((over == over) & (under != under)),
-        )
+        is_before = is_before | ((over != over) & (under == under))
+        is_after = is_after | ((over == over) & (under != under))
     count = last.shape[-1]
     earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
-    rank, positions = (
-        (is_before | (~is_after & earlier)).to(index_dtype).sum(-1, dtype=index_dtype),
-        torch.arange(count, dtype=index_dtype),
-    )
+    rank = (is_before | (~is_after & earlier)).to(index_dtype).sum(-1, dtype=index_dtype)
+    positions = torch.arange(count, dtype=index_dtype)
     indices = torch.where(rank.unsqueeze(-2) == positions.unsqueeze(-1), positions, 0).sum(-1, dtype=index_dtype)
     return indices.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
@@ -147,10 +137,8 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -
     if x.is_floating_point() and not quantized and x.dim():
         is_nan = torch.where(x != x, 1.0, 0.0)
         has_nan = torch.any(x != x, dim, keepdim=True)
-        value, index = (
-            torch.where(has_nan, math.nan, value),
-            torch.where(has_nan, is_nan.argmax(dim, keepdim=True), index),
-        )
+        value = torch.where(has_nan, math.nan, value)
+        index = torch.where(has_nan, is_nan.argmax(dim, keepdim=True), index)
     return _apply_keepdim((value, index), dim, keepdim)
 
 
@@ -163,7 +151,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     this, other = last.unsqueeze(-1), last.unsqueeze(-2)
     count = (this == other).to(dtype).sum(-1, dtype=dtype)
     is_most_frequent = count == count.amax(-1, keepdim=True)
-    # The element is gathered by its index, because torch.where would give it another scale than x.
+    # The element is gathered by its index: torch.where would give it another scale than x. Index: last, as in PyTorch.
     is_smallest = is_most_frequent & ~((other < this) & is_most_frequent.unsqueeze(-2)).any(-1)
     positions = torch.where(is_smallest, torch.arange(last.shape[-1], dtype=dtype), 0).amax(-1, keepdim=True)
     positions = positions.to(torch.int32).to(torch.int64)
@@ -175,10 +163,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
-    """Interpolate between the elements whose ranks are next to q * (count - 1).
-
-    PyTorch computes this rank in the element type of x.
-    """
+    """Interpolate between the elements next to rank q * (count - 1), which PyTorch computes in the type of x."""
     values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
     rank = float(torch.tensor(q, dtype=values.dtype) * (values.shape[axis] - 1))
     rounding: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
@@ -285,12 +270,10 @@ def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = F
     return ~is_member if invert else is_member
 
 
-def _build_with_mean(compute_spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _build_with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     def spread_and_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         dims = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
-        return compute_spread(x, *args, **kwargs), torch.mean(
-            x, dims, kwargs.get("keepdim", args[2] if args[2:] else False)
-        )
+        return spread(x, *args, **kwargs), torch.mean(x, dims, kwargs.get("keepdim", args[2] if args[2:] else False))
 
     return spread_and_mean
 
@@ -305,10 +288,7 @@ _MAX_SEQUENTIAL_PRODUCTS = 64
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative product by sequential products. Quantized programs and many elements use a prefix scan.
-
-    A prefix scan would give NaN where 0 meets a product that overflowed.
-    """
+    """Cumulative product: sequential products, as 0 times an overflowed product is NaN; or a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
         return _prefix_scan(x, dim, dtype, torch.mul)
@@ -342,10 +322,8 @@ def _build_cumulative_extreme(combine: Callable[..., Tensor]) -> Callable[..., t
             return values, torch.zeros((), dtype=torch.int64)
         positions = torch.arange(x.shape[dim], dtype=index_dtype)
         positions = positions.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
-        candidate_positions = torch.where((x == values) | (x != x), positions, 0)
-        return values, _prefix_scan(candidate_positions, dim, index_dtype, torch.maximum).to(torch.int32).to(
-            torch.int64
-        )
+        candidates = torch.where((x == values) | (x != x), positions, 0)
+        return values, _prefix_scan(candidates, dim, index_dtype, torch.maximum).to(torch.int32).to(torch.int64)
 
     return cumulative_extreme
 

@@ -210,8 +210,7 @@ def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str
 
 
 def _one_hot_scatter_mask(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the one-hot mask [..., elements, positions] of a scatter along ``dim``, and the elements with ``dim``
-    last.
+    """Return the one-hot mask [..., elements, positions] of a scatter along ``dim``, and the source with ``dim`` last.
 
     ``index`` may be smaller than x in the other dimensions. There, both results are padded to the size of x, and the
     padding of the mask is False.

@@ -270,10 +270,9 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
-    """Transposed convolution: insert zeros between the elements of x [(N,) IC, ...], and convolve with the flipped
-    weight.
+    """Transposed convolution of x [(N,) IC, ...] with the weight [IC, OC / groups, ...].
 
-    The weight is [IC, OC / groups, ...].
+    Zeros are inserted between the elements of x, and the result is convolved with the flipped weight.
     """
     spatial = weight.dim() - 2
     stride, padding, extra, dilation = (

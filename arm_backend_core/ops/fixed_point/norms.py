@@ -86,15 +86,15 @@ def _apply_affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: 
 
 def _standardize(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(variance + eps) as int32; without ``centre``, x / sqrt(mean(x * x) + eps)."""
-    eps_in_squared_steps = eps / rows.x.scale**2  # unit: squared steps of x
+    eps_in_squared_steps = eps / rows.x.scale**2
     if eps_in_squared_steps > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
         return _divide_by_sqrt_eps(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
         return _standardize_int8(rows, eps_in_squared_steps, centre=centre)
     sum_of_squares = SumOfSquares.from_rows(rows, centre=centre, floor=eps_in_squared_steps)
-    v = (sum_of_squares.squares + sum_of_squares.scaled_floor(eps_in_squared_steps)).maximum(1)
+    sum_with_eps = (sum_of_squares.squares + sum_of_squares.scaled_floor(eps_in_squared_steps)).maximum(1)
     # abs(deviation) / sqrt(sum of squared deviations) is at most 1.
-    y = sum_of_squares.shifted.mul(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
+    y = sum_of_squares.shifted.mul(rsqrt(sum_with_eps.with_scale(1.0)), 14, peak=1 << 30)
     return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - sum_of_squares.drop / 2))
 
 
@@ -115,10 +115,10 @@ def _divide_by_sqrt_eps(rows: ReductionView, eps: float, *, centre: bool) -> Fix
 def sum_squared_deviations_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
     """Return the sum of (x - mean)**2 with ``bits`` fractional bits, and the sum of x.
 
-    Without ``centre``, the first sum is that of (x - zero point)**2. The first sum is Q - S * S / n, with the integers
-    Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product inside MUL. The
-    rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are accurate too. By
-    Cauchy-Schwarz, Q >= S * S / n except for this rounding.
+    Without ``centre``, the first sum is that of (x - zero point)**2. With ``centre``, it is Q - S * S / n, with the
+    integers Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a 64-bit product inside
+    MUL. The rounding of the mean changes the result by at most n * 2**-16, so rows of nearly equal elements are
+    accurate too. By Cauchy-Schwarz, Q >= S * S / n except for this rounding.
     """
     x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
@@ -239,13 +239,12 @@ def _normalizing_shift(magnitude: FixedPoint, rows: ReductionView, is_rounded: b
         return zeros - 3
     peak = rows.max_of(magnitude)
     zeros_of_product = zeros + (peak + 1 if is_rounded else peak).leading_zeros()
-    return (
-        (zeros_of_product - 8).maximum(0).shift_right(zeros_of_product.full_like(1))
-    )  # (both - 7) // 2, so that M * A is below 2**57
+    # (zeros_of_product - 7) // 2, so that M * A is below 2**57
+    return (zeros_of_product - 8).maximum(0).shift_right(zeros_of_product.full_like(1))
 
 
 def _exponent_and_mantissa(n: int, floor: float) -> tuple[int, int]:
     """Exponent and mantissa of n * floor = mantissa * 2**exponent, mantissa < 2**28."""
-    amount = max(n * floor, 2.0**-60)
-    exponent = math.floor(math.log2(amount)) - 27
-    return exponent, math.floor(amount * 2.0**-exponent)
+    product = max(n * floor, 2.0**-60)
+    exponent = math.floor(math.log2(product)) - 27
+    return exponent, math.floor(product * 2.0**-exponent)
