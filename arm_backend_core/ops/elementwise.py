@@ -113,7 +113,7 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
+@op(aten.mul.Tensor, aten.mul.Scalar, scale_factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
@@ -144,7 +144,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
 @op(
     aten.div.Tensor,
     aten.div.Scalar,
-    factor=_reciprocal_factor,
+    scale_factor=_reciprocal_factor,
     interval=intervals.elementwise(intervals.divide),
     compute_fp32=True,
     **_ARITHMETIC,
@@ -207,8 +207,8 @@ def _refined_reciprocal(v: FixedPoint, result: DType) -> FixedPoint:
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
-    rest = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
-    return inverse + inverse.mul(rest.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
+    residual = inverse.full_like(1 << 30) - inverse.mul(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
+    return inverse + inverse.mul(residual.assume_range(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
 def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOverload) -> None:
@@ -239,7 +239,7 @@ _register_max_or_min("maximum", aten.fmax.default, aten.maximum.default, aten.cl
 _register_max_or_min("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
+@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error_bound=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x**y."""
     if not cx.dtype.is_float:
@@ -252,12 +252,14 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x**y as exp(y * ln(x)). A negative x counts as 0, because its powers are defined only for integers y."""
     base, exponent = to_common_rank(*(cx.to_fixed_point(z).to_int32() for z in (x, y)))
-    steps = base.with_scale(1.0).maximum(0)
-    log = fixed_point.logarithm(steps.maximum(1))
+    positive_steps = base.with_scale(1.0).maximum(0)
+    log = fixed_point.logarithm(positive_steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
     power = exponent.mul(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).assume_range(0, 1) * exponent.sign().with_scale(1.0)  # ln(0) is infinite
-    return fixed_point.exponential(power - none.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
+    sign_at_zero = (positive_steps.maximum(1) - positive_steps).assume_range(0, 1) * exponent.sign().with_scale(
+        1.0
+    )  # ln(0) is infinite
+    return fixed_point.exponential(power - sign_at_zero.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
 # ``evaluate``: a PReLU whose operand is also its weight is univariate. On a grid of operands, each point then has its

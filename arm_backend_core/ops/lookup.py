@@ -23,7 +23,7 @@ from arm_backend_core.tosa.graph import Value
 Array = np.ndarray[Any, Any]
 
 
-def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams) -> Value:
+def apply_by_table(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams) -> Value:
     """Apply ``function`` to ``x`` and quantize the result to ``q``.
 
     The table from int8 to int8 is exact: it has an entry for each of the 256 values. Other types use the int16 TABLE of
@@ -114,7 +114,7 @@ def _build_table(
 
 def evaluate_on_operand(function: Callable[[Array], Array], q: QParams, oversampling: int = 1) -> Array:
     """Evaluate ``function`` at q.dequantize(i / oversampling) for i = -32768 ... 32768; 65537 float64 values."""
-    return np.asarray(function(q.dequantize(_TABLE_INPUTS / oversampling)), dtype=np.float64)
+    return np.asarray(function(q.dequantize(_INT16_OPERANDS / oversampling)), dtype=np.float64)
 
 
 def find_sinusoid_phase_step(samples: Array) -> float:
@@ -173,7 +173,7 @@ def _correction_tables(
     Yields:
         The int16 operand at the middle of the part, the factor by which the table is finer, and its 513 entries.
     """
-    interpolated = np.interp(_TABLE_INPUTS, _TABLE_INPUTS[::128], table_q.dequantize(entries))
+    interpolated = np.interp(_INT16_OPERANDS, _INT16_OPERANDS[::128], table_q.dequantize(entries))
     table_error, result_error = np.zeros(samples.size), np.zeros(samples.size)
     # Errors of the sum of the tables, and of the result after clipping to its range.
     for error, grid_q in ((table_error, table_q), (result_error, q)):
@@ -218,7 +218,7 @@ def _find_best_correction(table_error: Array, result_error: Array, gain: int) ->
 
 
 #: Every int16, and 32768, which is the input of a TABLE's last entry.
-_TABLE_INPUTS = np.arange(-32768, 32769)
+_INT16_OPERANDS = np.arange(-32768, 32769)
 
 
 def _extrapolate_nearest(samples: Array, defined: Array) -> Array:

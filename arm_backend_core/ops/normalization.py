@@ -23,7 +23,7 @@ aten = torch.ops.aten
 #: 513-entry tables: rounding of the index, rounding of the entries, and interpolation.
 _HIGH_PRECISION_RECORD: dict[str, Any] = {
     "prefers_int16_input": True,
-    "error": 2.0**-13,
+    "error_bound": 2.0**-13,
     "activations": (0,),
     "compute_fp32": True,
 }

@@ -120,7 +120,7 @@ def _dilated_max_pool(cx: Context, image: Value, window: _PoolingWindow, dilatio
     return gather_constant(b, image, 2, range(0, valid_size[1], window.stride[1]))
 
 
-@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)
+@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error_bound=2.0**-14)
 def avg_pool(
     cx: Context,
     x: Tensor,
@@ -178,7 +178,7 @@ def adaptive_cell_ranges(size: int, out: int) -> list[tuple[int, int]]:
     aten.adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool1d.default,
-    error=2.0**-14,
+    error_bound=2.0**-14,
     compute_fp32=True,
 )
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:

@@ -54,7 +54,7 @@ def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     return cx.b.mul(total, cx.operand(1.0 / count))
 
 
-@op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error=2.0**-14, compute_fp32=True)
+@op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error_bound=2.0**-14, compute_fp32=True)
 def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -124,7 +124,14 @@ def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correctio
     return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, prefers_int16_input=True, error=2.0**-13, compute_fp32=True)
+@op(
+    aten.var.correction,
+    aten.var.dim,
+    aten.var.default,
+    prefers_int16_input=True,
+    error_bound=2.0**-13,
+    compute_fp32=True,
+)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = at_least_1d(cx, x)
@@ -135,7 +142,14 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(_corrected_mean_square(cx, centred, axes, correction), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, prefers_int16_input=True, error=2.0**-13, compute_fp32=True)
+@op(
+    aten.std.correction,
+    aten.std.dim,
+    aten.std.default,
+    prefers_int16_input=True,
+    error_bound=2.0**-13,
+    compute_fp32=True,
+)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Standard deviation. The largest deviation is divided out first, so that squares do not overflow."""
     x = at_least_1d(cx, x)
@@ -184,7 +198,7 @@ _register_any_or_all("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims
 _register_any_or_all("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error=2.0**-10)
+@op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error_bound=2.0**-10)
 def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
     x = at_least_1d(cx, Tensor(cx.b.cast(x.value, cx.dtype)))

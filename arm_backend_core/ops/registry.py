@@ -46,12 +46,12 @@ class Record:
         is_discontinuous: whether the function has jumps. An int16 TABLE would interpolate across a jump, so int16
             operands use the integer rule, which is exact.
         evaluate: function that computes the operator for a grid of operands; the ATen operator itself if None.
-        clamp: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the RESCALE of
-            its producer.
-        factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A multiplication
-            by such a constant is fused like a clamp.
-        absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp`` or ``factor``
-            are fused.
+        clamp_bounds: for ReLU-like functions, maps the arguments to (low, high). Such an operator is fused into the
+            RESCALE of its producer.
+        scale_factor: for a multiplication, maps the arguments to its positive constant factor, or to None. A
+            multiplication by such a constant is fused like a clamp.
+        absorbs_activation: whether its integer rule ends in a RESCALE, into which users with ``clamp_bounds`` or
+            ``scale_factor`` are fused.
         fixed_range: (low, high) of the result for any input, None if the range depends on the input.
         prefers_int16_input: whether its integer rule computes with more than 8 bits. In an INT8 program, an int16 input
             then improves accuracy.
@@ -64,8 +64,8 @@ class Record:
         is_gather: whether it gathers elements of its first operand. The other operands are indices.
         interval: rule that computes the interval of an integer result. If the operator has several results, the rule
             takes the ``getitem`` node of one result. None if the interval is unknown; data movement has a default.
-        error: bound of the integer rule's error, without the rounding of the result. It is relative to the largest
-            element of operands and result. 2**-14 is at most two steps of int16.
+        error_bound: bound of the integer rule's error, without the rounding of the result. It is relative to the
+            largest element of operands and result. 2**-14 is at most two steps of int16.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -79,8 +79,8 @@ class Record:
     univariate: bool = False
     is_discontinuous: bool = False
     evaluate: Callable[..., torch.Tensor] | None = None
-    clamp: Callable[..., tuple[float, float]] | None = None
-    factor: Callable[..., float | None] | None = None
+    clamp_bounds: Callable[..., tuple[float, float]] | None = None
+    scale_factor: Callable[..., float | None] | None = None
     absorbs_activation: bool = False
     fixed_range: tuple[float, float] | None = None
     prefers_int16_input: bool = False
@@ -90,7 +90,7 @@ class Record:
     is_sinusoid: bool = False
     is_gather: bool = False
     interval: IntervalRule | None = None
-    error: float = 0.0
+    error_bound: float = 0.0
 
     def integer_rule(self, rule: Rule) -> Rule:
         """Decorator: ``rule`` lowers the operator on quantized values."""

@@ -67,21 +67,21 @@ def _clamp_bounds(x: Any, min: float | None = None, max: float | None = None) ->
 
 # -- activations --------------------------------------------------------------------------------------------------
 
-unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp=lambda x: (0.0, math.inf))
-unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp=lambda x: (0.0, 6.0))
+unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp_bounds=lambda x: (0.0, math.inf))
+unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp_bounds=lambda x: (0.0, 6.0))
 unary(
     aten.hardtanh.default,
     lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
-    clamp=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
+    clamp_bounds=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
 )
 unary(
     aten.clamp.default,
     lambda x, min=None, max=None: x.clamp(min, max),
-    clamp=_clamp_bounds,
+    clamp_bounds=_clamp_bounds,
     interval=intervals.elementwise(intervals.clamp),
 )
-unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_clamp_bounds)
-unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp=lambda x, max: (-math.inf, max))
+unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp_bounds=_clamp_bounds)
+unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp_bounds=lambda x, max: (-math.inf, max))
 unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: formulas.leaky_relu(x, negative_slope))
 unary(aten.elu.default, formulas.elu)
 unary(aten.selu.default, formulas.selu)
@@ -212,8 +212,8 @@ unary(
     aten.special_spherical_bessel_j0.default,
     lambda x: abs(x).equal(math.inf).where(0.0, formulas.sinc(x * (1 / math.pi))),
 )
-unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), factor=lambda x: math.pi / 180)
-unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), factor=lambda x: 180 / math.pi)
+unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), scale_factor=lambda x: math.pi / 180)
+unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), scale_factor=lambda x: 180 / math.pi)
 
 # -- error function, gamma, Bessel --------------------------------------------------------------------------------
 
