@@ -45,6 +45,8 @@ def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
 
 
 def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
+    """Register comparisons by the TOSA operator ``kind``, with operands swapped or the result negated if asked."""
+
     def compare(cx: Context, left: Value, right: Value) -> Value:
         result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
         return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
@@ -55,6 +57,7 @@ def _register_comparison(kind: str, *overloads: OpOverload, swap: bool = False, 
 
     @plain.integer_rule
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
+        """Compare with a number in half steps of x, two exact integer operands as INT32, others at a common scale."""
         if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
             return compare(
                 cx,
@@ -122,6 +125,8 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 
 def _register_bitwise(kind: str, *overloads: OpOverload, logical: bool) -> None:
+    """Register and, or, xor; ``logical`` if they are torch.logical_* instead of torch.bitwise_*."""
+
     @op(*overloads)
     def rule(cx: Context, x: Operand, y: Operand) -> Value:
         """LOGICAL_* on booleans, BITWISE_* on integers. Logical operators convert other operands to x != 0."""

@@ -49,6 +49,7 @@ def _make_window(
     padding: Sequence[int],
     dilation: tuple[int, int] = (1, 1),
 ) -> _PoolingWindow:
+    """Convert PyTorch's arguments; the padding at the end follows from the result's shape."""
     kernel, strides = to_height_width(kernel_size, spatial, 1), to_height_width(stride or kernel_size, spatial, 1)
     pad_before = to_height_width(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
@@ -193,6 +194,7 @@ adaptive_avg_pool.integer_rule(adaptive_avg_pool.lower)
 
 
 def _adaptive_avg_pool(cx: Context, x: Tensor, spatial: int) -> Value:
+    """Pool with one operator if all cells have equal size and stride, else with one operator for each cell."""
     image = to_nhwc_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
     rows, columns = adaptive_cell_ranges(image.shape[1], out[0]), adaptive_cell_ranges(image.shape[2], out[1])

@@ -82,6 +82,7 @@ def sum_(
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
+    """Sum of quantized numbers, or of booleans with a quantized result."""
     x = at_least_1d(cx, x)
     if x.q is None:  # unquantized operand, quantized result
         if x.value.dtype is not DType.BOOL:

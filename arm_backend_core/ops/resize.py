@@ -116,6 +116,7 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 
 
 def _resize_nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
+    """Resize by RESIZE if it reads the same pixels as PyTorch, else by gathering rows and columns."""
     axes = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
     indices = [_nearest_indices(*side, shift) for side in axes]
     if indices == [list(range(size)) for size in x.shape[2:]]:
