@@ -136,10 +136,10 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
     result = abs(dividend).greater(abs(divisor) * _EXACT_QUOTIENT_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
-    signed_zero = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    result = result.equal(0.0).where(signed_zero, result)  # a zero result has the sign of the dividend
-    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(signed_zero, result)
-    return abs(divisor).less(2.0**-120).where(signed_zero, bounded).value
+    zero_or_nan = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    result = result.equal(0.0).where(zero_or_nan, result)  # a zero result has the sign of the dividend
+    bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero_or_nan, result)
+    return abs(divisor).less(2.0**-120).where(zero_or_nan, bounded).value
 
 
 @op(

@@ -23,8 +23,7 @@ aten = torch.ops.aten
 
 
 class NodeEmitter(Protocol):
-    """Callable that traces ``function(*tensors, **numbers)`` into the graph and returns its result node or tuple of
-    nodes.
+    """Callable that traces ``function(*tensors, **numbers)`` into the graph and returns the result node or nodes.
 
     ``layer`` is given if the call is a time step. It is the weight that identifies the recurrent layer; see
     ``nodes.TIMESTEP_SLOT``.
