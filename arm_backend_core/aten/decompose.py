@@ -58,7 +58,7 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
     """
     for node in module.graph.nodes:  # before replacements change the operands' strides
         record = find_composite(node)
-        if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
+        if record is not None and record.reads_storage_offset and not _value(module, node.args[0]).is_contiguous():
             raise ModelError(f"{describe_node(node)} cannot be exported: {OUT_OF_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
@@ -158,7 +158,7 @@ class _Decomposer:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: values[x])
             return rule(*args, **kwargs)
 
-        if record is not None and record.reads_memory:
+        if record is not None and record.reads_storage_offset:
             signature += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.get_fragment(writer.module, (node.target, signature), call, sources, writer.constants)
         if fragment is None or (has_cpu_kernel(node) and not fragment.complete):

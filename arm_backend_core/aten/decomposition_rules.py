@@ -50,7 +50,7 @@ def decomposition_rule(node: Node, constants: Container[Node], *, quantized: boo
     if _is_product_of_nothing(node):
         return partial(empty_product, node.meta["val"].shape)
     if _has_computed_weight(node, constants):
-        return computed_weights.RULES[overload][1]
+        return computed_weights.DECOMPOSITIONS[overload][1]
     record = find_composite(node)
     if record is not None:
         return partial(record.decompose, quantized=quantized) if record.takes_quantized else record.decompose
@@ -75,9 +75,9 @@ def _is_product_of_nothing(node: Node) -> bool:
 
 def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     """Whether the weight of a layer is computed at run time, or is a vector."""
-    if node.target not in computed_weights.RULES:
+    if node.target not in computed_weights.DECOMPOSITIONS:
         return False
-    weight_arguments, _ = computed_weights.RULES[node.target]
+    weight_arguments, _ = computed_weights.DECOMPOSITIONS[node.target]
     if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
         return True  # 3-D transposed convolution, which the rule for images does not support
     weights = [weight for weight in node.args[weight_arguments] if isinstance(weight, Node)]

@@ -168,7 +168,9 @@ def _flex_attention(call: _HigherOrderCall) -> list[Any]:
     *tensors, score, block_mask, scale, _, captured, mask_captured = cast(Any, call.node.args)
     functions = tuple(operator.attrgetter(str(graph.target))(call.module) for graph in (score, block_mask[-1]))
     used = {cast(int, pick.args[1]) for pick in call.node.users if pick.users}
-    function = partial(flex_attention, functions=functions, scale=scale, count=len(captured), read=used)
+    function = partial(
+        flex_attention, functions=functions, scale=scale, num_score_buffers=len(captured), used_results=used
+    )
     operands = [*tensors, *captured, *mask_captured]
     return _inline_graph(call.module, trace(function, [x.meta["val"] for x in operands]), operands)
 

@@ -49,7 +49,7 @@ class Intervals:
         record, dtype = find_record(node), getattr(first_result(node), "dtype", None)
         if record is not None and record.is_cast and dtype in (torch.int32, torch.int16, torch.int8):
             return None
-        operands = node.args[:1] if record is not None and record.is_lookup else node.all_input_nodes
+        operands = node.args[:1] if record is not None and record.is_gather else node.all_input_nodes
         return next((x for x in operands if isinstance(x, Node) and not fits_int32(self._inferred_interval(x))), None)
 
     def _inferred_interval(self, node: Node) -> Interval:

@@ -183,7 +183,7 @@ class FusionPlan:
         record, target, is_of_one_tensor = self._records[user], overload_of(user.target), user in self.chain_base
         # Divisors may be small sums: efficientvit_b0 5 dB -> 11 dB.
         divides = target is aten.div.Tensor and not is_of_one_tensor
-        if record.reads_int16 or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
+        if record.prefers_int16_input or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
             return True
         # Of the functions of one tensor, only x + number counts: it may be an epsilon that keeps a divisor from 0.
         is_binary_or_add = not is_of_one_tensor or target is aten.add.Tensor

@@ -30,7 +30,7 @@ def fusible_consumer(node: Node) -> Node | None:
     record = find_record(users[0]) if len(users) == 1 else None
     if record is None or not users[0].args or users[0].args[0] is not node:
         return None
-    return users[0] if record.clamp is not None or factor_of(users[0], record) is not None else None
+    return users[0] if record.clamp_bounds is not None or factor_of(users[0], record) is not None else None
 
 
 def absorbed_consumer(node: Node) -> Node | None:
@@ -81,10 +81,10 @@ def is_summed_product(node: Node) -> bool:
 def qparams_before_consumer(reader: Node, q: QParams) -> QParams:
     """Quantization parameters of a fusible consumer's operand, given those of its result, ``q``."""
     record = find_record(reader)
-    factor = None if record is None or record.clamp is not None else factor_of(reader, record)
+    factor = None if record is None or record.clamp_bounds is not None else factor_of(reader, record)
     return q if factor is None else replace(q, scale=float(q.scale) * (1 / factor))
 
 
 def factor_of(node: Node, record: Record) -> float | None:
     """The positive number that ``node`` multiplies its first operand by; None if it does anything else."""
-    return record.factor(*node.args, **node.kwargs) if record.factor is not None else None
+    return record.scale_factor(*node.args, **node.kwargs) if record.scale_factor is not None else None

@@ -20,7 +20,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.fusion.rules import common_base, factor_of
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops.integers import Q15_MAX
-from arm_backend_core.ops.lookup import evaluate_on_operand, find_phase_step, lookup
+from arm_backend_core.ops.lookup import apply_by_table, evaluate_on_operand, find_sinusoid_phase_step
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -89,7 +89,7 @@ class Univariate:
             self.record.is_sinusoid
             and q is not None
             and q.dtype is DType.INT16
-            and find_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
+            and find_sinusoid_phase_step(evaluate_on_operand(self._evaluate_array, q)) > 0
         )
 
     def _evaluate_array(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -125,7 +125,7 @@ class Univariate:
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        return lookup(b, base, self._evaluate_array, q)
+        return apply_by_table(b, base, self._evaluate_array, q)
 
 
 def fuse_into_function(
@@ -178,7 +178,7 @@ def _as_univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str
     function = Univariate(base, overload_of(node.target), record, tuple(args), kwargs)
     if args[0] is not base:
         return function
-    clamp = record.clamp and record.clamp(*args, **kwargs)
+    clamp = record.clamp_bounds and record.clamp_bounds(*args, **kwargs)
     is_discontinuous = record.is_discontinuous and base.q.dtype is DType.INT16
     return replace(function, clamp=clamp, factor=factor_of(node, record), is_discontinuous=is_discontinuous)
 

@@ -690,7 +690,7 @@ class _Exact(_Follows, _Perturbed):
             x, y = args
             args = x, torch.where((x - y).abs() <= self._near, x, y) if isinstance(y, Tensor) else y
         record = None if overload is None else records().get(overload)
-        self._error = record.error if isinstance(record, Record) else 0.0
+        self._error = record.error_bound if isinstance(record, Record) else 0.0
         return super().call_function(target, args, kwargs)
 
     def _noisy(self, x: Any) -> Any:
@@ -733,7 +733,7 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
     if next(iter(bases)).meta["val"].dtype is not torch.int16:
         return None
     inner = [find_record(node) for node in region if node is not quantize and not is_dequantize(node)]
-    if len(inner) < 2 and all(record is not None and record.clamp for record in inner):
+    if len(inner) < 2 and all(record is not None and record.clamp_bounds for record in inner):
         return None  # a RESCALE or a CLAMP, which is exact
     return [node for node in quantize.graph.nodes if node in region]
 

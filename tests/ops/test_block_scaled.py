@@ -11,7 +11,7 @@ from torchao.quantization import quantize_
 
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
-from arm_backend_core.ops.block_scaled import FORMATS, quantize_blocks, round_to_blocks
+from arm_backend_core.ops.block_scaled import FORMATS, fake_quantize_blocks, quantize_blocks
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
@@ -66,8 +66,8 @@ def test_a_format_rounds(format: str) -> None:
     elements, scales = quantize_blocks(x, format)
     assert scales.shape == (3, 2)
     assert torch.equal(scales.log2(), scales.log2().round())
-    assert not torch.equal(round_to_blocks(x, format), x)
-    assert torch.equal(round_to_blocks(round_to_blocks(x, format), format), round_to_blocks(x, format))
+    assert not torch.equal(fake_quantize_blocks(x, format), x)
+    assert torch.equal(fake_quantize_blocks(fake_quantize_blocks(x, format), format), fake_quantize_blocks(x, format))
     x[:, :32] *= 1024
     assert torch.equal(quantize_blocks(x, format)[0], elements)
 

@@ -414,7 +414,7 @@ def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: i
     p = QParams(0.5, narrow[dtype], dtype, *dtype.range)
     out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
     x = np.append(np.arange(-4, 5) + p.zero_point, dtype.range)
-    whole = FixedPoint.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
+    whole = FixedPoint.from_value(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
     builder.graph.outputs = [whole.requantize(out)]
     got = reference.run(serialize(builder.graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x), out)
@@ -428,7 +428,9 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
     target = family("ethos-u55")
     builder = LegalizingBuilder(Graph(), target)
-    left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
+    left, right = (
+        FixedPoint.from_value(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q)
+    )
     assert (to_common_int16(left, right, out) is not None) == is_taken
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
@@ -444,14 +446,14 @@ def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> No
     got = evaluate(aten.mul.Tensor, [(x, p), (y, q)], out, (500,), constant=constant)
     check(got, p.dequantize(x) * q.dequantize(y), out)
     builder = _builder()
-    whole = FixedPoint.of(builder, builder.graph.add_input((500,), I8, "x"), p).to_int16()
+    whole = FixedPoint.from_value(builder, builder.graph.add_input((500,), I8, "x"), p).to_int16()
     assert (whole.dtype, whole.low, whole.high, whole.zero_point) == (I16, -135, 120, 0)
 
 
 def test_operands_with_one_scale_are_added_exactly() -> None:
     builder = _builder()
     q = QParams(0.1, 3, I8, -128, 127)
-    x, y = (FixedPoint.of(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
+    x, y = (FixedPoint.from_value(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
     left, right = to_common_scale(x, y, QParams(1e-30, 0, I8, -128, 127))
     assert left.scale == right.scale
     assert left.high == 124 << 19

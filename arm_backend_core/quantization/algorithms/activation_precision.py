@@ -84,7 +84,7 @@ def _can_return_int16(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     before = node.all_input_nodes[0] if node.all_input_nodes else node
-    return record.absorbs_activation or record.reads_int16 or absorbed_consumer(before) is node
+    return record.absorbs_activation or record.prefers_int16_input or absorbed_consumer(before) is node
 
 
 def _use_int16_for_angles(graph: Graph) -> None:

@@ -28,7 +28,7 @@ from arm_backend_core.quantization.observer import RangeObserver
 aten = torch.ops.aten
 Span = tuple[float, float]
 
-#: A score this far below another one has an exponential of 0 beside it (``fixed_point.softmax.NEPERS``).
+#: A score this far below another one has an exponential of 0 beside it (``fixed_point.softmax.EXP_RANGE_NEPERS``).
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor of the span, for scores beyond the calibration range.
 _HEADROOM = 1.25
