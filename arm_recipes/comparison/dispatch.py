@@ -1,4 +1,4 @@
-"""Sample dispatch: run a comparison in this process or, where the start-up cost pays off, in worker processes."""
+"""Sample dispatch: run a comparison in this process, or in worker processes if their start-up cost pays off."""
 
 from __future__ import annotations
 
