@@ -75,11 +75,9 @@ class _MethodResults:
 
     Attributes:
         program: the captured program, quantized by INT recipes; None if the recipe captures nothing.
-        input_signature: structure of the inputs.
-        out_spec: pytree structure of the outputs.
+        input_signature, out_spec: structure of the model's inputs and outputs.
         graph: the lowered graph, before emission edits it.
-        inputs: inputs of the emitted program.
-        outputs: outputs of the emitted program.
+        inputs, outputs: tensors of the emitted program.
         float_program: the program before quantization, if this package quantized it.
         sqnr: SQNR of each output, dB.
     """
@@ -383,10 +381,8 @@ class Pipeline:
             method = self._methods[name]
             method.graph = copy_module(program.graph_module)
             if method.input_signature is None:  # the recipe does not capture
-                method.input_signature, method.out_spec = (
-                    InputSignature.from_program(program),
-                    program.call_spec.out_spec,
-                )
+                method.input_signature = InputSignature.from_program(program)
+                method.out_spec = program.call_spec.out_spec
             inputs = [(node.name, node) for node in user_inputs(program)]
             method.inputs = describe_tensors(inputs, config_methods, f"{name}_input")
             method.outputs = describe_tensors(program_outputs(program), config_methods, f"{name}_output")
@@ -398,7 +394,7 @@ class Pipeline:
                     f"returns the new value as output {index}, before the model's outputs"
                 )
         for variants in self._shape_variants.values():
-            variants.infer_output_dimensions(
+            variants.infer_output_axes(
                 {name: [x.shape for x in self._methods[name].outputs] for name in variants.methods}
             )
         sized_dicts = {name: variants.to_dict() for name, variants in self._shape_variants.items()}

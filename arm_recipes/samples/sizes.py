@@ -28,14 +28,14 @@ class ShapeVariants:
     Attributes:
         methods: name of the exported method -> size of each dimension.
         inputs: for each input tensor, axis -> name of the dimension.
-        outputs: for each output tensor, axis -> name of the dimension, for axes that ``infer_output_dimensions`` found.
+        outputs: for each output tensor, axis -> name of the dimension, for axes that ``infer_output_axes`` found.
     """
 
     methods: dict[str, dict[str, int]]
     inputs: list[dict[int, str]]
     outputs: list[dict[int, str]] = field(default_factory=list)
 
-    def infer_output_dimensions(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
+    def infer_output_axes(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
         """Infer the dimensions of the outputs from their shapes in each method."""
         first, *_ = self.methods
         self.outputs = [

@@ -113,6 +113,6 @@ def mx_recipe(format: str) -> QuantizationRecipe:
 
 
 def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
-    """Whether the quantization part of a recipe is one of ``mx_recipe``."""
+    """Whether ``mx_recipe`` created the quantization part of a recipe."""
     configs = recipe.ao_quantization_configs if recipe is not None else None
     return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

@@ -180,9 +180,8 @@ class FakeQuantizedModel(torch.nn.Module):
         """Return a copy with its own model and ranges, for example to average weights over steps."""
         memo |= {id(shared): shared for shared in self._objects_shared_by_copies()}
         memo[id(self)] = duplicate = type(self).__new__(type(self))
-        duplicate.__dict__ = copy.deepcopy(
-            {**self.__dict__, "_forms": {}}, memo
-        )  # the copy captures its programs again
+        # The copy captures its programs again.
+        duplicate.__dict__ = copy.deepcopy({**self.__dict__, "_fake_quant_programs": {}}, memo)
         return duplicate
 
     def _objects_shared_by_copies(self) -> tuple[Any, ...]:

@@ -133,9 +133,8 @@ class Capture:
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # On failure, torch prints the partial graph; the exception has the relevant information.
         trace_constants = TraceConstants(model)
-        constants_mode = (
-            contextlib.nullcontext() if strict else trace_constants
-        )  # strict capture does not support function modes
+        # Strict capture does not support function modes.
+        constants_mode = contextlib.nullcontext() if strict else trace_constants
         redirected_stderr = contextlib.redirect_stderr(io.StringIO())
         with (
             torch.no_grad(),

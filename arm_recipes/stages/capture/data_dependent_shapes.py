@@ -183,13 +183,8 @@ class _UnmaskedCopy:
     def __init__(
         self, graph: Graph, shape: torch.Size, leading_rank: int, mask: Node, is_same_mask: Callable[[Node, Node], bool]
     ) -> None:
-        self._graph, self._shape, self._leading_rank, self._mask, self._is_same_mask = (
-            graph,
-            shape,
-            leading_rank,
-            mask,
-            is_same_mask,
-        )
+        self._graph, self._shape = graph, shape
+        self._leading_rank, self._mask, self._is_same_mask = leading_rank, mask, is_same_mask
         #: Number of dimensions after those of the mask, along which other operands may vary.
         self._trailing_rank = len(shape) - leading_rank - mask.meta["val"].dim()
         self._copies: dict[Node, Node] = {}

@@ -118,17 +118,19 @@ def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | No
             if other.identity == buffer.identity and other.method != buffer.method:
                 if (other.method, other.identity) not in writers:
                     return (
-                        f"method '{other.method}' reads the {other.description}, which method '{buffer.method}' writes: it "
-                        "must write the buffer too, for example its own value: buffer.copy_(buffer.clone()), or "
-                        "buffer.copy_(buffer * 1) if an integer program holds the buffer as int16"
+                        f"method '{other.method}' reads the {other.description}, which method '{buffer.method}' "
+                        "writes: it must write the buffer too, for example its own value: "
+                        "buffer.copy_(buffer.clone()), or buffer.copy_(buffer * 1) if an integer program holds the "
+                        "buffer as int16"
                     )
             elif share_memory(other.tensor, buffer.tensor):
                 whose = "its" if other.method == buffer.method else "the"
                 of = "" if other.method == buffer.method else f" of method '{other.method}'"
                 return (
-                    f"method '{buffer.method}' writes its {buffer.description}, which overlaps {whose} {other.description}{of} in "
-                    "memory: a program holds them separately, so the write would not reach the other. Register the "
-                    "tensor that contains both under one name, and take views of it in forward()"
+                    f"method '{buffer.method}' writes its {buffer.description}, which overlaps {whose} "
+                    f"{other.description}{of} in memory: a program holds them separately, so the write would not "
+                    "reach the other. Register the tensor that contains both under one name, and take views of it in "
+                    "forward()"
                 )
     return None
 

@@ -30,7 +30,7 @@ class CheckRunnable:
     """Edge manager pass: detect CPU operators that would not load or run on the device.
 
     Args:
-        required: True raises an error, "warn" warns, False does nothing: the report lists the operators.
+        required: True raises an error, "warn" warns, False does neither. The report always lists them.
     """
 
     def __init__(self, required: bool | Literal["warn"]) -> None:
