@@ -84,9 +84,8 @@ def _create_compared_tensor(
     producer = source.args[0] if source.target is operator.getitem else source
     assert isinstance(producer, Node)
     weights = _quantized_weights(value, float_constants)
-    main_operator = next(
-        iter(weights.values()), producer
-    )  # the operator with weights names the layer, not its activation
+    # The operator with weights names a fused layer, not its activation.
+    main_operator = next(iter(weights.values()), producer)
     *_, module = ("", *modules_of(main_operator))
     operators = [operator_name(node) for node in dict.fromkeys((main_operator, producer))]
     return ComparedTensor(

@@ -13,7 +13,7 @@ from arm_recipes.comparison.accuracy import Accuracy
 from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
 
 #: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
-WORST_COUNT, _MAX_LISTED_LAYERS = 5, 16
+WORST_COUNT, _MAX_LAYERS = 5, 16
 #: SQNR in dB of float32 itself; layers above it need no improvement.
 _EXACT_SQNR_DB = 120.0
 #: Note that explains how to select int16.
@@ -198,14 +198,10 @@ class Comparison(Renderable):
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
     """Select evenly spaced layers from first to last; skip data movement if there are too many."""
-    computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LISTED_LAYERS] + list(
-        layers[-1:]
-    )
-    if len(computing) <= _MAX_LISTED_LAYERS:
+    computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
+    if len(computing) <= _MAX_LAYERS:
         return computing
-    return [
-        computing[round(index * (len(computing) - 1) / (_MAX_LISTED_LAYERS - 1))] for index in range(_MAX_LISTED_LAYERS)
-    ]
+    return [computing[round(index * (len(computing) - 1) / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
 
 
 def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:

@@ -147,7 +147,7 @@ class Pipeline:
         self._run_stages(stages)
 
     def capture_programs(self) -> dict[str, ExportedProgram]:
-        """Capture the models; the stages reuse these programs.
+        """Capture the models. The stages reuse these programs.
 
         Raises:
             ExportError: a model cannot be captured.
@@ -164,7 +164,7 @@ class Pipeline:
         """Run the stages before lowering.
 
         Returns:
-            method -> program, as in ``ExportResult.exported_programs``, and method -> copy that lowering may edit.
+            ``ExportResult.exported_programs``, and copies of these programs that lowering may edit, by method.
         """
         last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
         self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
@@ -393,10 +393,8 @@ class Pipeline:
                     f"the model of '{name}' mutates its input '{tensor}': the program does not mutate it, but "
                     f"returns the new value as output {index}, before the model's outputs"
                 )
-        for variants in self._shape_variants.values():
-            variants.infer_output_axes(
-                {name: [x.shape for x in self._methods[name].outputs] for name in variants.methods}
-            )
-        sized_dicts = {name: variants.to_dict() for name, variants in self._shape_variants.items()}
+        for sized in self._shape_variants.values():
+            sized.infer_output_axes({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
+        sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
         store_named_data(manager, NAMES_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

@@ -51,10 +51,8 @@ def serialize_with_tosa_delegates(
         store.merge_named_data_store(replace(original_data, pte_data=entries))
     for key, data in named_data.items():
         store.add_named_data(key, data)
-    emitter_output, named_data_output = (
-        replace(manager._emitter_output, program=program),
-        store.get_named_data_store_output(),
-    )
+    emitter_output = replace(manager._emitter_output, program=program)
+    named_data_output = store.get_named_data_store_output()
     pte, _ = serialize_for_executorch(
         emitter_output, ExecutorchBackendConfig(), manager._data_serializer, named_data_output
     )

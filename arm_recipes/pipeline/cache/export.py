@@ -65,10 +65,8 @@ class CachedExport:
         self._recorded_samples = DigestedCalibration(source)
         new_recipe, new_quantization = copy.copy(recipe), copy.copy(quantization)
         assert new_quantization is not None
-        new_quantization.calibration_inputs_fn, new_recipe.quantization_recipe = (
-            self._recorded_samples,
-            new_quantization,
-        )
+        new_quantization.calibration_inputs_fn = self._recorded_samples
+        new_recipe.quantization_recipe = new_quantization
         return new_recipe
 
     def look_up(self, pipeline: Pipeline, notes: Sequence[str], run_export: Callable[[], Artifact]) -> Artifact | None:
