@@ -8,7 +8,7 @@ boundary. Use these passes for values whose range only the user knows, or to con
 - on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
   ``to_edge_transform_and_lower`` change only operators on the CPU, because the delegates are already compiled.
 
-A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own: apply it between
+A pass edits its argument in place and returns it. ``ToDevicePass`` is ExecuTorch's own pass. Apply it between
 ``convert_pt2e`` and another export, with inputs on that device.
 """
 

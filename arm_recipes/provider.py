@@ -37,7 +37,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         return list(ArmRecipeType)
 
     def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ExportRecipe | None:
-        """Build a recipe; returns None for recipe types of other providers.
+        """Build a recipe. Returns None for recipe types of other providers.
 
         Raises:
             ValueError: an argument is unknown or has the wrong type, or the installed Vela or the ``.ini`` file does
@@ -45,7 +45,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
-        # The recipe stores its arguments; the caller may change mutable ones later.
+        # Copy mutable arguments: the recipe stores them, and the caller may change them later.
         kwargs = {
             name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
         }

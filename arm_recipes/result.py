@@ -122,11 +122,11 @@ class ExportResult(Artifact):
         Args:
             samples: samples as in ``export``. Items after the model's inputs, such as the labels of a ``DataLoader``,
                 are not passed to the model. A stateful model gets the samples in this order.
-            labels: class labels, one for each batch item of the samples; reports the top-1 accuracy of the first
-                output. Default: integer labels from the ``DataLoader``, if there are any.
-            metric: a function ``metric(outputs, sample)`` that returns a number; the means of model and program are
-                reported. ``sample`` is the original item; ``outputs`` are floating-point tensors in the structure of
-                the model's outputs.
+            labels: class labels, one for each batch item of the samples. With labels, the result has the top-1 accuracy
+                of the first output. Default: integer labels from the ``DataLoader``, if there are any.
+            metric: a function ``metric(outputs, sample)`` that returns a number. The result reports its mean for the
+                model and for the program. ``sample`` is the original item; ``outputs`` are floating-point tensors in
+                the structure of the model's outputs.
             method: the method to compare.
             layers: also compare the layers inside delegates, which runs the TOSA reference model. An integer
                 limits this to that number of samples, from the first.
@@ -173,7 +173,7 @@ class ExportResult(Artifact):
         Each layer of a TOSA or Ethos-U delegate is an event that holds the layer's output, dequantized.
         ``calculate_numeric_gap("SNR")`` compares it with PyTorch. A VGF delegate has events for its outputs only.
 
-        Durations of CPU operators and of whole delegates are wall-clock times on this machine; an Ethos-U delegate
+        Durations of CPU operators and of whole delegates are wall-clock times on this machine. An Ethos-U delegate
         runs in the emulator. Durations of Ethos-U layers are Vela's estimate: cycles at the clock of the system
         configuration. TOSA layers have no duration.
 

@@ -36,8 +36,8 @@ Metric = Callable[[Any, Any], Any]
 Budget = Mapping[str, int | float | str]
 """Upper limits by kind of cost, ``cycles``, ``sram``, ``flash`` or ``traffic``.
 
-A float is a factor of the cost of the recipe's own program. An int (cycles or bytes) or a text such as ``512KiB`` is
-absolute.
+A float is relative to the cost of the recipe's own program: 1.1 allows 10 % more. An int (cycles or bytes) or a text
+such as ``512KiB`` is absolute.
 """
 
 DynamicShapes = Mapping[str, Any] | tuple[Any, ...] | list[Any]

@@ -47,8 +47,8 @@ class AccuracyError(ExportError):
 def warn(message: str) -> None:
     """Issue an ``ArmRecipesWarning`` that points at the line of user code.
 
-    Searches for the first frame outside this package and libraries instead of counting stack levels, because
-    ExecuTorch's own ``export`` calls this package from deep inside its stages.
+    Searches for the first frame outside this package and libraries. A fixed number of stack levels would not do,
+    because ExecuTorch's own ``export`` also calls this package, from its stages.
     """
     recorded = _recorded.get()
     if recorded is not None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-#: A heading and its rows; a row is a tuple of cells.
+#: A heading and its rows. A row is a tuple of cells.
 Section = tuple[str, list[tuple[str, ...]]]
 
 

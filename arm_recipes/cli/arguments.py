@@ -140,7 +140,7 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
 
 
 def add_option(parser: argparse.ArgumentParser, name: str, **keywords: Any) -> None:
-    """Add the argument for an option of a recipe; ``keywords`` are for argparse."""
+    """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
     flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
     parser.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
@@ -246,8 +246,8 @@ def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequ
     Raises:
         ValueError: the samples do not fit the inputs.
     """
-    images = ImageNormalization(args.mean or (0.0,), args.std or (1.0,))
-    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", input_infos, images)
+    normalization = ImageNormalization(args.mean or (0.0,), args.std or (1.0,))
+    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", input_infos, normalization)
 
 
 def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:

@@ -48,7 +48,9 @@ def check_source(source: str, argument: str) -> None:
         raise ValueError(f"{argument}: '{source}' has an unknown type: {_accepted_sources()}")
 
 
-def read_samples(source: str, argument: str, input_infos: Sequence[TensorInfo], images: ImageNormalization) -> Any:
+def read_samples(
+    source: str, argument: str, input_infos: Sequence[TensorInfo], normalization: ImageNormalization
+) -> Any:
     """Read the samples of a source.
 
     An array with the input's shape is one sample. An array with an additional leading dimension holds several samples.
@@ -58,7 +60,7 @@ def read_samples(source: str, argument: str, input_infos: Sequence[TensorInfo], 
     Args:
         argument: name of the argument in messages.
         input_infos: inputs of the model, in order.
-        images: normalization of images.
+        normalization: normalization of images.
 
     Returns:
         A list of tuples of tensors. For ``module:function``, the function, which returns samples for ``export``.
@@ -72,7 +74,7 @@ def read_samples(source: str, argument: str, input_infos: Sequence[TensorInfo], 
         return _import_function(source, argument)
     samples: list[tuple[Any, ...]] = []
     for file in _list_files(path, argument) if path.is_dir() else [path]:
-        samples += _read_file(file, argument, input_infos, images)
+        samples += _read_file(file, argument, input_infos, normalization)
     return samples
 
 
@@ -113,14 +115,14 @@ def _import_function(source: str, argument: str) -> Callable[[], Any]:
 
 
 def _read_file(
-    file: Path, argument: str, input_infos: Sequence[TensorInfo], images: ImageNormalization
+    file: Path, argument: str, input_infos: Sequence[TensorInfo], normalization: ImageNormalization
 ) -> list[tuple[Any, ...]]:
     """Read the samples of one file."""
     label = f"{argument}: '{file}'"
     if file.suffix.lower() in _IMAGE_SUFFIXES:
         if len(input_infos) != 1:
             raise ValueError(f"{label} is an image, but the model takes {len(input_infos)} inputs; give .npz files")
-        columns = [_split_array(_load_image(file, input_infos[0], images, label), input_infos[0], label)]
+        columns = [_split_array(_load_image(file, input_infos[0], normalization, label), input_infos[0], label)]
     else:
         arrays = _load_arrays(file, input_infos, label)
         columns = [
@@ -196,7 +198,7 @@ def _to_tensor(array: Array, input_info: TensorInfo, label: str) -> Any:
     return tensor.to(dtype)
 
 
-def _load_image(file: Path, input_info: TensorInfo, images: ImageNormalization, label: str) -> Array:
+def _load_image(file: Path, input_info: TensorInfo, normalization: ImageNormalization, label: str) -> Array:
     """Load an image for an input [N, C, H, W]: resize it to cover H x W, crop the center, normalize."""
     import numpy as np
 
@@ -209,7 +211,7 @@ def _load_image(file: Path, input_info: TensorInfo, images: ImageNormalization, 
             f"{label}: Pillow, which reads images, is not installed: pip install 'arm-recipes[images]'"
         ) from error
     _, channels, height, width = input_info.shape
-    for name, values in (("--mean", images.mean), ("--std", images.std)):
+    for name, values in (("--mean", normalization.mean), ("--std", normalization.std)):
         if len(values) not in (1, channels):
             raise ValueError(f"{name} has {len(values)} numbers; the model's images have {channels} channels")
     try:
@@ -219,5 +221,5 @@ def _load_image(file: Path, input_info: TensorInfo, images: ImageNormalization, 
         raise ValueError(f"{label} cannot be read as an image: {error}") from error
     resized = ImageOps.fit(upright, (width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized, np.float32).reshape(height, width, channels) / 255
-    normalized = (pixels - np.asarray(images.mean, np.float32)) / np.asarray(images.std, np.float32)
+    normalized = (pixels - np.asarray(normalization.mean, np.float32)) / np.asarray(normalization.std, np.float32)
     return np.ascontiguousarray(normalized.transpose(2, 0, 1)[None])

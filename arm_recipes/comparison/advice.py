@@ -1,6 +1,6 @@
 """Diagnosis of a quantized layer's error: the main cause, the remedy, and the expected SQNR after the remedy.
 
-Measured noise is split into clipping, rounding and weight error; the largest part is the cause.
+The measured noise is the sum of clipping, rounding and weight error. The largest of these is the cause.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LayerAdvice:
         cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
         share: share of the noise power that the cause accounts for.
         text: measured figures and the remedy.
-        sqnr: SQNR of the isolated layer without the cause, in dB; computed from the measured noise powers.
+        sqnr: SQNR of the isolated layer without the cause, in dB, computed from the measured noise powers.
     """
 
     cause: str
@@ -101,7 +101,7 @@ class LayerDiagnosis:
 
     @property
     def _used_width(self) -> float:
-        """Width of the part of the range that the samples use, 0 included; at least one LSB."""
+        """Width of the part of the range that the samples and zero use; at least one LSB."""
         low, high = self.grid.bounds
         used = min(max(self.errors.high, 0.0), high) - max(min(self.errors.low, 0.0), low)
         return max(used, self.grid.scale)

@@ -105,7 +105,7 @@ def compare(
         a: the reference: an ``ExportResult`` or a saved program (a path, bytes or a ``Program``, which is loaded
             again). Layers are matched by name, and compared if both are exports of one model.
         b: the program to compare, of the same types as ``a``.
-        samples: inputs of the model; floating-point values also if a program has ``quantized_io``.
+        samples: inputs of the model, in floating point even if a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
         metric: as for ``ExportResult.compare``.
         method: as for ``ExportResult.compare``.

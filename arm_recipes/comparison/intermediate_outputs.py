@@ -93,7 +93,7 @@ def tap_delegates(
     """Lower a program again with the results of ``wanted_nodes`` as additional outputs of its delegates.
 
     Args:
-        program: the program that was lowered; it is not modified.
+        program: the program that was lowered. It is not modified.
         partitioner: the partitioner that delegated it.
         records: the delegates of that lowering.
         wanted_nodes: names of the nodes whose results are requested.
@@ -153,20 +153,20 @@ def _can_be_output(node: Node, selection: Selection) -> bool:
 
 
 def _view_input(array: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """View a delegate's input with its graph type; Ethos-U delegates receive raw bytes."""
+    """View a delegate's input with its type in the graph, because Ethos-U delegates receive raw bytes."""
     is_bytes = array.dtype == np.uint8 and (dtype != "uint8" or array.shape != shape)
     return array.view(dtype).reshape(shape) if is_bytes else array
 
 
 def _dequantize(values: Tensor, grid: QuantizationGrid | None) -> Tensor:
-    """Dequantize integers exactly as a dequantize operator does; return other values unchanged."""
+    """Dequantize integers exactly as a dequantize operator does. Other values are returned unchanged."""
     return values if grid is None else (values.float() - grid.zero_point) * grid.scale
 
 
 def match_executions(
     executions: Iterable[Execution], taps: Sequence[DelegateTaps]
 ) -> Iterator[tuple[Execution, DelegateTaps]]:
-    """Pair the executions of one method run with their taps; skip delegates without taps."""
+    """Pair the executions of one method run with their taps. Skips delegates without taps."""
     taps_by_checksum: dict[bytes, list[DelegateTaps]] = {}
     for tap in taps:
         taps_by_checksum.setdefault(tap.checksum, []).append(tap)

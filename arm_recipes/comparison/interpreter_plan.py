@@ -31,7 +31,7 @@ _USER_OUTPUTS = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
 
 
 class UnsupportedProgramError(Exception):
-    """The program has an operator that a plan cannot hold; the message names it."""
+    """The program has an operator that a plan cannot represent. The message names the operator."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class InterpreterPlan:
 
     @staticmethod
     def from_program(program: ExportedProgram, float_constants: Mapping[str, Tensor] | None = None) -> InterpreterPlan:
-        """Build the plan of a program; the program is not modified.
+        """Build the plan of a program. The program is not modified.
 
         Args:
             float_constants: constants before quantization, by their name in the graph signature.

@@ -54,7 +54,7 @@ class PlanInterpreter:
         isolate_layers: bool = False,
         overrides: Mapping[str, Tensor] | None = None,
     ) -> Iterator[tuple[ComparedTensor, TensorValues]]:
-        """Execute all steps for a sample; yield each compared tensor with its values.
+        """Execute all steps for a sample, and yield each compared tensor with its values.
 
         Args:
             program_values: values that the program provides, by name. None: the program's values are not needed.

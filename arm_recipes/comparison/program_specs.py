@@ -38,7 +38,7 @@ def _make_export_spec(result: Artifact, record: MethodReport, *, has_layers: boo
         note = f"layers are not compared: the captured program has {reason}"
         return spec, [note] if has_layers else []
     buffers = {name: node for node, name in exported.graph_signature.inputs_to_buffers.items()}
-    plan.constants |= {buffers[name]: tensor for name, tensor in float_reference.states[method].items()}
+    plan.constants |= {buffers[name]: tensor for name, tensor in float_reference.initial_states[method].items()}
     spec, notes = replace(spec, plan=plan), []
     if original is None and plan.is_quantized:
         notes.append(

@@ -14,7 +14,7 @@ from arm_recipes.comparison.advice import LayerAdvice, QuantizedConstant
 
 #: Maximum number of layers with advice in the printed comparison, and maximum number of listed layers.
 WORST_COUNT, _MAX_LAYERS = 5, 16
-#: SQNR in dB of float32 itself; layers above it need no improvement.
+#: SQNR in dB of float32 itself. Layers above it need no improvement.
 _EXACT_SQNR_DB = 120.0
 #: Note that explains how to select int16.
 _INT16_NOTE = (
@@ -47,7 +47,7 @@ class IsolatedError:
         values: range of the samples' values.
         calibrated: range of the values in calibration; None if unknown.
         p999: 99.9th percentile of the absolute values.
-        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples; only
+        output: SQNR in dB of the first output with only this layer quantized, measured with the first 4 samples. Only
             for the five layers of ``Comparison.worst`` of a model without state.
         advice: main cause of the error and the remedy.
     """
@@ -197,7 +197,7 @@ class Comparison(Renderable):
 
 
 def _select_layers(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Select evenly spaced layers from first to last; skip data movement if there are too many."""
+    """Select evenly spaced layers from first to last. Skips data movement if there are too many layers."""
     computing = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _MAX_LAYERS] + list(layers[-1:])
     if len(computing) <= _MAX_LAYERS:
         return computing

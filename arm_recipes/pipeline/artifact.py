@@ -132,8 +132,8 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF delegates on Vulkan, and Ethos-U delegates on an emulator.
 
         Args:
-            inputs: positional inputs of the model; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
-                strings and None must equal those that the model was exported with.
+            inputs: positional inputs of the model; integers with ``quantized_io`` (see ``inputs[0].quantize``).
+                Numbers, strings and None must equal those that the model was exported with.
             method: the method to run.
             backend: "tosa" runs the TOSA graphs of the delegates instead of the compiled delegates.
             pad: see ``Program.run``.

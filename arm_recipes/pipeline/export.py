@@ -81,7 +81,7 @@ def run_export(
 def _run_or_look_up(
     pipeline: Pipeline, models: dict[str, inputs.Model], input_notes: list[str], cache: CachedExport | None = None
 ) -> Artifact:
-    """Run the pipeline, or take the artifact from the cache; ``input_notes`` are notes about the arguments."""
+    """Run the pipeline, or take the artifact from the cache. ``input_notes`` are notes about the arguments."""
     from arm_backend_core import events
 
     notes = list(input_notes)

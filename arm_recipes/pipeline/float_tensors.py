@@ -22,13 +22,13 @@ class FloatReference:
         float_programs: method -> program before quantization, for methods that this export quantized.
         partitioners: method -> partitioners of the recipe.
         versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
-        states: method -> copies of the initial values of the buffers that the program mutates.
+        initial_states: method -> copies of the initial values of the buffers that the program mutates.
     """
 
     float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
-    states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+    initial_states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def changed_tensors(self, method: str) -> list[str]:
         """Names of the tensors of a method that were modified after the export."""

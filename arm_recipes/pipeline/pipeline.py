@@ -216,7 +216,7 @@ class Pipeline:
             raise ExportError(describe_error(f"{_STAGE_VERBS[kind]} {methods}", error, models, graphs)) from error
 
     def create_artifact(self, rejected: list[Rejection], notes: list[str]) -> Artifact:
-        """Build the artifact with its report; ``notes`` come before the notes of the stages."""
+        """Build the artifact with its report. ``notes`` come before the notes of the stages."""
         from arm_recipes.stages.edge.check_kernels import find_not_runnable
 
         manager = self._artifact.data

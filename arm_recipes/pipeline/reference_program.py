@@ -20,8 +20,8 @@ def serialize_with_tosa_delegates(
 
     Args:
         manager: the emitted program.
-        graphs: checksum of a payload, as in its compile spec -> flatbuffer.
-        named_data: named data to add; replaces entries with the same key.
+        graphs: checksum in the compile spec of a delegate -> TOSA flatbuffer.
+        named_data: named data to add. It replaces entries with the same key.
     """
     from executorch.exir import ExecutorchBackendConfig
     from executorch.exir._serialize._named_data_store import NamedDataStore

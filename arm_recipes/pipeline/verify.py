@@ -36,8 +36,8 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     """Run samples and compare each Ethos-U delegate with the TOSA reference model. Adds a note to the report.
 
     Args:
-        result: the export; its report is replaced.
-        examples: samples by method; the first ``MAX_SAMPLES`` are run.
+        result: the export. Its report is replaced.
+        examples: samples by method. The first ``MAX_SAMPLES`` of each method are run.
 
     Raises:
         VerificationError: an output differs, an operation reads uninitialized memory, or dependent operations are not

@@ -39,12 +39,12 @@ def prepare_qat(
         ranges: "learned" makes the bounds of the activation ranges trainable parameters; "follow" tracks the ranges of
             the batches.
         batch_norm_steps: number of training steps in which batch norms use batch statistics and update the running
-            statistics; then the running statistics are frozen. 0 freezes them from the beginning.
+            statistics. After them, the running statistics are frozen. 0 freezes them from the beginning.
         strict: as for ``export``.
         progress: show a progress bar while samples run.
 
     Returns:
-        A module to call and train like the model; ``.export()`` exports the trained program.
+        A module to call and train like the model. Its ``export()`` exports the trained program.
 
     Raises:
         ValueError: the recipe does not quantize, or has another quantizer; samples are missing or do not fit the model;

@@ -45,12 +45,12 @@ class Prepared(FakeQuantizedModel):
         """Export the program with the trained weights and ranges. Training may continue after the export.
 
         Args:
-            samples: as for ``arm_recipes.export``; the first one determines the shapes. None: the samples of
+            samples: as for ``arm_recipes.export``. The first sample determines the shapes. None: the samples of
                 ``prepare_qat``.
             options: other keyword arguments of ``arm_recipes.export``.
 
         Raises:
-            ExportError: as for ``arm_recipes.export``; or a parameter is NaN or infinite.
+            ExportError: as for ``arm_recipes.export``, or a parameter is NaN or infinite.
         """
         self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()

@@ -45,7 +45,7 @@ class EntropyObserver(ActivationObserver):
         return low, high
 
 
-#: Names for ``observer=``; the first is the default.
+#: Value of the option ``observer`` -> observer class. The first is the default.
 OBSERVERS: dict[str, type[RangeObserver]] = {
     "mse": ActivationObserver,
     "minmax": MinMaxObserver,

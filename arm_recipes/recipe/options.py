@@ -24,7 +24,7 @@ class Option:
             "tosa-fp", "ethos-u" or "ethos-u85".
         expects: the accepted values in words, for error messages.
         find_problem: returns the problem of a value, which completes "got <value>: ..."; None for a valid value.
-        default: value if the argument is omitted; None means the target's default.
+        default: value of an omitted argument. None means the default of the target.
     """
 
     name: str

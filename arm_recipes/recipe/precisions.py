@@ -24,7 +24,7 @@ def allowed(recipe: str) -> tuple[str, ...]:
 
 
 def find_problem(value: Any) -> str | None:
-    """Describe the problem of a value of ``precisions``; None if it is valid. See ``options.Option.find_problem``."""
+    """Describe the problem of a value of the option ``precisions``; None if the value is valid."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -54,7 +54,7 @@ def check(recipe: str, names: Iterable[str]) -> None:
 
 
 def quantization_config(name: str, observer: Any) -> QuantizationConfig | None:
-    """The quantizer's configuration for a precision; None for floating point.
+    """Create the quantizer's configuration for a precision; None for floating point.
 
     Args:
         name: one of ``PRECISION_NAMES``.
@@ -86,7 +86,7 @@ def configure_quantizer(quantizer: ArmQuantizer, default: str, precisions: Mappi
 
     Args:
         quantizer: is modified.
-        default: the default precision; an entry for the module "" overrides it.
+        default: the default precision. An entry of ``precisions`` for the module "" overrides it.
         precisions: module path -> precision.
         observer: observer class of int8 activations.
     """

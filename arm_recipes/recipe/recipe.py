@@ -92,7 +92,7 @@ class ArmRecipe(ExportRecipe):
         return target
 
 
-#: Options that JSON cannot represent; the caller passes them again when a recipe is loaded.
+#: Options that JSON cannot represent. The caller of ``load_recipe`` passes them again.
 NOT_SERIALIZABLE = frozenset({"calibration_samples", "qat"})
 
 

@@ -20,7 +20,7 @@ from arm_recipes._internal.files import check_saved_program
 from arm_recipes.samples.sample import Inputs, InputSignature, as_inputs, rebatch
 
 Model = torch.nn.Module | ExportedProgram
-#: Method name -> samples. The first sample captures the model; all of them calibrate it.
+#: Method name -> samples. The first sample is used to capture the model, all samples to calibrate it.
 Examples = dict[str, list[Inputs]]
 
 
@@ -38,7 +38,7 @@ def models_by_method(model: Any) -> dict[str, Model]:
 
 
 def _dequantize_weights(models: dict[str, Model]) -> dict[str, Model]:
-    """Dequantize the weights of models that torchao's ``quantize_`` quantized; such models are copied.
+    """Dequantize the weights of models that torchao's ``quantize_`` quantized. These models are copied.
 
     Other effects of ``quantize_``, such as dynamic quantization of activations, are dropped. The recipe replaces them.
     """

@@ -280,7 +280,7 @@ def _container_name(spec: pytree.TreeSpec) -> str:
 def _matches_shape(shape: torch.Size, expected: torch.Size) -> bool:
     if len(shape) != len(expected):
         return False
-    # A symbolic dimension accepts any size here; the guards of torch.export check its range.
+    # A symbolic dimension accepts any size here. The guards of torch.export check its range.
     return all(not isinstance(e, int) or size == e for size, e in zip(shape, expected, strict=True))
 
 

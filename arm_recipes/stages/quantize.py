@@ -75,7 +75,7 @@ def quantization_recipe(
     """Build the quantization part of a recipe.
 
     Args:
-        quantizer: the quantizer; the algorithms and ``min_sqnr`` are stored on it.
+        quantizer: the quantizer, which also stores the algorithms and ``min_sqnr``.
         calibration: samples as in ``Calibration``; None calibrates with the export's samples.
         algorithms: names of quantization algorithms.
         train: function that trains the prepared model; None for post-training quantization.
@@ -249,7 +249,7 @@ class FastQuantizeStage(QuantizeStage):
         is_trained = any(isinstance(pass_, SetTrainedRanges) for pass_ in passes)
         if (
             "cross_layer_equalization" in algorithms and not is_trained and len(programs) == 1
-        ):  # methods share their weights
+        ):  # several methods may share their weights
             equalize(next(iter(programs.values())))
         captured = {method: copy_program(program) for method, program in programs.items()}
         is_single_method = len(programs) == 1
@@ -354,7 +354,7 @@ def _create_corrections(observed: list[Any], algorithms: Collection[str]) -> lis
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 
     corrections: list[Any] = []
-    if "gptq" in algorithms and len(observed) == 1:  # methods share their weights
+    if "gptq" in algorithms and len(observed) == 1:  # several methods may share their weights
         corrections = [Gptq(model, centred="bias_correction" in algorithms) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias_correction" in algorithms else [])
 

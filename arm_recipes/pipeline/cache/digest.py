@@ -61,7 +61,7 @@ class Digest:
         self._hash = hashlib.sha256()
         self._memo: dict[int, bytes] = {}
         self._enclosing: dict[int, int] = {}
-        self._referenced: list[Any] = []  # keeps objects alive, because ids are reused after deletion
+        self._hashed_objects: list[Any] = []  # keeps objects alive, because ids are reused after deletion
 
     def hexdigest(self) -> str:
         """Digest of all objects that were added."""
@@ -99,7 +99,7 @@ class Digest:
             digest = self._hash_by_type(value)
             del self._enclosing[id(value)]
             self._memo[id(value)] = digest
-            self._referenced.append(value)
+            self._hashed_objects.append(value)
         return self._memo[id(value)]
 
     def _hash_by_type(self, value: Any) -> bytes:
@@ -168,7 +168,7 @@ def _element_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _container_name(value: Any) -> str:
-    """The type name of a container; user-defined containers raise ``NotCacheable``."""
+    """Return the type name of a container. User-defined containers raise ``NotCacheable``."""
     kind = type(value)
     return kind.__name__ if kind.__module__ in ("builtins", "collections", "types") else _versioned_name(kind)
 
@@ -190,7 +190,7 @@ def _check_defining_file(function: types.FunctionType) -> None:
 
 
 def _versioned_name(value: Any) -> str:
-    """Qualified name of a function or class; ``NotCacheable`` unless its package has a known version."""
+    """Return the qualified name of a function or class. Raises ``NotCacheable`` if its package has no known version."""
     module, name = getattr(value, "__module__", None) or "builtins", getattr(value, "__qualname__", repr(value))
     package = module.split(".")[0]
     if package not in VERSIONED_PACKAGES and package not in sys.stdlib_module_names:

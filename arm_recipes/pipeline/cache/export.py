@@ -50,7 +50,7 @@ class CachedExport:
     ) -> None:
         self._store = Store(folder)
         self._original_recipe, self._models, self._examples = recipe, models, examples
-        self._sized, self._constants = sized, constant_methods
+        self._shape_variants, self._constant_methods = sized, constant_methods
         self._key: str | None = None
         self._key_sample_digests: frozenset[str] = frozenset()
         self._recorded_samples: DigestedCalibration | None = None
@@ -83,8 +83,8 @@ class CachedExport:
         try:
             self._key = self._compute_key(programs, notes)
             entry = self._store.read(self._key)
-        except NotCacheable as what:
-            self._add_note(f"cache_dir: this export is not cached, because the cache key cannot include {what}")
+        except NotCacheable as uncacheable:
+            self._add_note(f"cache_dir: this export is not cached, because the cache key cannot include {uncacheable}")
             return None
         except CorruptEntry as reason:
             self._add_note(f"cache_dir: '{self._store.file(self._key or '')}' is ignored and replaced: {reason}")
@@ -94,7 +94,7 @@ class CachedExport:
         for text in entry.warnings:
             warn(text)
         shapes = {method.name: [output.shape for output in method.outputs] for method in entry.report.methods}
-        for sized in self._sized.values():
+        for sized in self._shape_variants.values():
             sized.infer_output_axes({name: shapes[name] for name in sized.methods})
         note = "the program was taken from cache_dir: an earlier export had the same model, samples and recipe"
         seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
@@ -103,7 +103,13 @@ class CachedExport:
         out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
         export_objects = _DeferredExportObjects(programs, run_export)
         return Artifact(
-            report, input_signatures, out_specs, self._sized, self._original_recipe, export_objects, [entry.program]
+            report,
+            input_signatures,
+            out_specs,
+            self._shape_variants,
+            self._original_recipe,
+            export_objects,
+            [entry.program],
         )
 
     def store(self, result: Artifact, warnings: Sequence[str]) -> None:
@@ -131,8 +137,8 @@ class CachedExport:
             for program in programs.values():
                 self._recorded_samples.read_all(InputSignature.from_program(program))
             self._key_sample_digests = frozenset(self._recorded_samples.digests)
-        sized = {name: method.to_dict() for name, method in self._sized.items()}
-        extra = sized, self._constants, list(notes), sorted(self._key_sample_digests)
+        sized = {name: method.to_dict() for name, method in self._shape_variants.items()}
+        extra = sized, self._constant_methods, list(notes), sorted(self._key_sample_digests)
         return compute_cache_key(recipe, self._models, programs, self._examples, extra)
 
     def _add_note(self, text: str) -> None:

@@ -175,7 +175,7 @@ def _add_program(digest: Digest, program: ExportedProgram, tensor_numbers: dict[
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         if not isinstance(tensor, torch.Tensor):
             raise NotCacheable(f"'{name}' of the model, a {type(tensor).__name__}")
-        # A tensor with two names is hashed once; the number records the sharing.
+        # Hash a tensor with two names once. Its number records that the names share the tensor.
         identity = tensor_identity(tensor)
         digest.add((name, tensor_numbers.setdefault(identity, len(tensor_numbers))))
         if tensor_numbers[identity] == len(tensor_numbers) - 1:

@@ -84,7 +84,7 @@ class Store:
         return CacheEntry(report, program, warnings)
 
     def write(self, key: str, entry: CacheEntry) -> None:
-        """Store an export; an existing file is replaced."""
+        """Store an export. Replaces an existing file."""
         content = pickle.dumps((entry.report, entry.program, entry.warnings), protocol=5)
         write(self.file(key), _MAGIC, _entry_digest(key, content), content)
 

@@ -39,8 +39,8 @@ _VMAP_MODULE = "torch._functorch.predispatch"
 class Capture:
     """Captures models with ``torch.export.export``.
 
-    ``strict=False`` runs the model's Python code once. ``strict=True`` interprets its bytecode: it takes about six
-    times as long, and accepts a few models that ``strict=False`` does not.
+    ``strict=False`` runs the model's Python code once. ``strict=True`` interprets the bytecode. This takes about six
+    times as long, but captures a few models that ``strict=False`` cannot.
 
     Args:
         strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
@@ -131,7 +131,7 @@ class Capture:
 
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
-        # On failure, torch prints the partial graph; the exception has the relevant information.
+        # On failure, torch prints the partial graph. The exception has the relevant information.
         trace_constants = TraceConstants(model)
         # Strict capture does not support function modes.
         constants_mode = contextlib.nullcontext() if strict else trace_constants
@@ -147,7 +147,8 @@ class Capture:
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
             if any(getattr(node.target, "__module__", "") == _VMAP_MODULE for node in program.graph.nodes):
-                # The graph enters and leaves vmap levels by calls; run_decompositions traces the operators in between.
+                # The graph has calls that enter and leave vmap levels. run_decompositions traces the operators between
+                # them.
                 program = program.run_decompositions({})
         sys.stderr.write(captured_stderr.getvalue())
         _simplify_graph(program)

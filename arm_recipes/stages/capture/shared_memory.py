@@ -78,7 +78,7 @@ def unify_buffers(program: ExportedProgram) -> ExportedProgram:
 
 
 def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
-    """Map each tensor to remove to the buffer that replaces it, by name; None for an unused tensor."""
+    """Return tensor to remove -> buffer that replaces the tensor, by name; None for an unused tensor."""
     tensors = list(_iterate_tensors("", program))
     mutated = [each for each in tensors if is_written(each.node)]
     buffers: dict[TensorIdentity, str] = {}

@@ -90,7 +90,7 @@ class TraceConstants(TorchFunctionMode):
                 return _VALUE_READS[function](derived[1])
         result = None if function is Tensor.__setitem__ and _write_by_index_put(*args) else function(*args, **kwargs)
         if "out" in kwargs or _is_in_place(function):
-            self._derived.clear()  # the written tensor may be a view of a derived one
+            self._derived.clear()  # the mutated tensor may be a view of a derived tensor
         elif function in _PROPAGATED_FUNCTIONS:
             self._propagate(pytree.tree_leaves(result), function, args, kwargs)
         return result

@@ -72,7 +72,7 @@ def _is_float_type(dtype: torch.dtype) -> bool:
 
 
 def _float_type(node: Node) -> torch.dtype | None:
-    """The floating-point type of ``node`` if it casts uint8 to it or computes with uint8 operands; else None."""
+    """Return the floating-point type of ``node`` if it is a cast or elementwise; None for other types and operators."""
     dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
     computes = node.target in _CAST_OPS or is_elementwise(node)
     return dtype if dtype is not None and _is_float_type(dtype) and computes else None

@@ -22,7 +22,7 @@ from arm_recipes.stages.edge.empty_tensors import MIXED_OPERAND_KERNELS, is_empt
 _UNSUPPORTED_DTYPES = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
 #: Floating-point types that the library's quantize and dequantize kernels support. Other types abort the process.
 _QUANTIZABLE_FLOAT_DTYPES = (torch.float16, torch.float32, torch.float64)
-#: Kernels that every firmware for an Arm target has; the library that pip installs lacks them.
+#: Kernels that every firmware for an Arm target has. ExecuTorch's pip package lacks them.
 _FIRMWARE_KERNELS = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
 
 
@@ -104,7 +104,7 @@ def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]
 
 
 def kernel_name(node: fx.Node) -> str | None:
-    """Name of the kernel that the runtime looks up; None if ExecuTorch cannot emit the operator."""
+    """Return the name of the kernel that the runtime looks up; None if ExecuTorch cannot emit the operator."""
     target: Any = node.target
     try:
         out = target.to_out_variant() if isinstance(target, EdgeOpOverload) else to_out_variant(target)[0]

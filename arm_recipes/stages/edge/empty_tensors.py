@@ -23,7 +23,7 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import is_random, overload_of
 
 _EDGE_ATEN = exir_ops.edge.aten
-#: Kernels that accept a mix of empty and non-empty operands; each was tested.
+#: Kernels that accept a mix of empty and non-empty operands, as tests of each kernel show.
 MIXED_OPERAND_KERNELS = frozenset(
     {
         *("aten::addmm.out", "aten::cat.out", "aten::index_put.out", "aten::scatter.src_out", "aten::scatter_add.out"),
@@ -69,7 +69,7 @@ def _touches_empty_tensor(node: Node) -> bool:
 
 
 def _replace_or_trim(node: Node) -> bool:
-    """Replace ``node`` by a constant, or drop the empty operands of a ``cat``; returns whether the graph changed."""
+    """Replace ``node`` by a constant, or drop the empty operands of a ``cat``. Returns whether the graph changed."""
     value = node.meta.get("val")
     if isinstance(value, Tensor):
         fill_value = 0 if is_empty(value) else _uniform_value(node)
@@ -85,7 +85,7 @@ def _replace_or_trim(node: Node) -> bool:
 
 
 def _uniform_value(node: Node) -> float | int | bool | None:
-    """The value that all elements of the result share, computed if all operands are empty; else None."""
+    """Compute the value that all elements of the result share; None without such a value or with non-empty operands."""
     source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
     overload = overload_of(source.target)
     if overload is None or is_random(source) or not all(map(is_empty, _result_tensors(source.all_input_nodes))):

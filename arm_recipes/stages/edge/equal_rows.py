@@ -59,7 +59,7 @@ def equalize_rows(programs: Mapping[str, ExportedProgram], recipe: ExportRecipe)
 
 
 def _rows_per_group(recipe: ExportRecipe) -> int | None:
-    """Rows in a group on the recipe's target; None if the rewrite does not apply to the target."""
+    """Return the rows in a group for the recipe's target; None if the rewrite does not apply to the target."""
     from arm_backend_core.partitioner import EthosUPartitioner
 
     partitioners = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
@@ -73,7 +73,7 @@ def _rows_per_group(recipe: ExportRecipe) -> int | None:
 
 
 def _quantized_linears(program: ExportedProgram) -> Iterator[tuple[TensorIdentity, Node]]:
-    """Linear operators with int8 operands and quantized results, each with the identity of its weight."""
+    """Yield (identity of the weight, node) of linear operators with int8 operands and quantized results."""
     constants = constants_of(program)
     for node in program.graph.find_nodes(op="call_function", target=aten.linear.default):
         x, weight = node.args[:2]

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 _CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _ELEMENTWISE_OP, _DMA_OP = 2, 3, (2, 3, 5, 6, 7), 6, 16
-#: (region, base) registers of up to four weight streams and of the scales; the length register follows the base.
+#: (region, base) registers of up to four weight streams and of the scales. The length register follows the base
+#: register.
 _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
 #: (region, base, precision) registers of IFM and IFM2.
 _FEATURE_MAP_REGISTERS = ((271, 0x400, 261), (399, 0x480, 389))
@@ -90,7 +91,7 @@ def _share_tosa_constants(manager: EdgeProgramManager, modules: Sequence[Lowered
 
 
 def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
-    """Split a TOSA flatbuffer into parts; the flag marks the data of a large constant."""
+    """Split a TOSA flatbuffer into (part, whether the part is the data of a large constant) pairs."""
     bounds = [0, *(bound for span in constant_spans(memoryview(flatbuffer), _MIN_SHARED_BYTES) for bound in span)]
     pairs = list(pairwise([*bounds, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
