@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import assign_debug_handles, debug_handle_of
 from arm_backend_core.program import copy_program, store_of
-from arm_recipes._internal.executorch_programs import simplify_call
+from arm_recipes._internal.executorch_programs import remove_constant_inputs
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -23,7 +23,7 @@ _KEPT_META = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_st
 def with_debug_handles(program: ExportedProgram) -> ExportedProgram:
     """Copy a program and assign the debug handles that delegates and events use."""
     program = _with_buffers(program)
-    simplify_call(program)
+    remove_constant_inputs(program)
     assign_debug_handles(program.graph, 1)
     for node in program.graph.nodes:
         handle = debug_handle_of(node)

@@ -15,7 +15,7 @@ from arm_recipes.devtools.etdump import check_loggable, collect_events, debug_bu
 from arm_recipes.devtools.etrecord import build_etrecord, serialize_etrecord
 from arm_recipes.devtools.graph import compute_node_values, with_debug_handles
 from arm_recipes.runtime import plugin
-from arm_recipes.samples.inputs import sample_list
+from arm_recipes.samples.inputs import to_sample_list
 from arm_recipes.samples.sample import Inputs, as_inputs
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _bundled_samples(result: Artifact, bundled: Any) -> dict[str, list[list[torc
             raise ValueError(
                 f"bundled_samples: give a list of samples, [(x,)], or a dict of such lists by method; got {samples!r}"
             )
-        listed = sample_list(name, samples)
+        listed = to_sample_list(name, samples)
         if not listed:
             raise ValueError(f"bundled_samples: there are no samples of '{name}': give a list of input tuples, [(x,)]")
         inputs = [

@@ -255,7 +255,7 @@ def _build_ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any
 
 
 def _build_cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
-    from arm_recipes.samples.inputs import sample_list
+    from arm_recipes.samples.inputs import to_sample_list
 
     names = [method_ports.method for method_ports in ports]
     by_method = samples_by_method(samples, "forward" if "forward" in names else names[0])
@@ -264,7 +264,9 @@ def _build_cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iter
         raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
     for method_ports in ports:
         method_samples = (
-            sample_list(method_ports.method, by_method[method_ports.method]) if method_ports.method in by_method else []
+            to_sample_list(method_ports.method, by_method[method_ports.method])
+            if method_ports.method in by_method
+            else []
         )
         what = f"of method '{method_ports.method}'"
         converted = [

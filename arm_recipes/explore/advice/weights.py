@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from arm_backend_core.program import constants_of, copy_program, store_of
-from arm_recipes._internal.executorch_programs import simplify_call
+from arm_recipes._internal.executorch_programs import remove_constant_inputs
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -18,7 +18,7 @@ _Q = torch.ops.quantized_decomposed
 def use_per_tensor_scales(program: ExportedProgram) -> ExportedProgram | None:
     """Requantize per-channel weights and biases to their largest channel scale; None without per-channel constants."""
     program = copy_program(program)
-    simplify_call(program)
+    remove_constant_inputs(program)
     tensors = constants_of(program)
     targets = {spec.arg.name: str(spec.target) for spec in program.graph_signature.input_specs if spec.target}
     is_changed = False

@@ -62,9 +62,9 @@ def cache_key(spec: EthosUCompileSpec, delegates: Sequence[LoweredDelegate]) -> 
     parts += [spec.optimise, str(spec.sram_budget)]
     parts += [delegate.digest + f" x {delegate.calls}" * (delegate.calls > 1) for delegate in delegates]
     if spec.search_alternatives:
-        from arm_recipes.pipeline.cache.key import sources
+        from arm_recipes.pipeline.cache.key import source_digest
 
-        parts += [sources(), *(delegate.graph_digest for delegate in delegates)]
+        parts += [source_digest(), *(delegate.graph_digest for delegate in delegates)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.recipe import options
-from arm_recipes.recipe.targets import SPECS, recipe_name
+from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Recipes with Vela estimates.
-RECIPES = tuple(name for name in SPECS if name.startswith("ETHOSU"))
+RECIPES = tuple(name for name in SPEC_BUILDERS if name.startswith("ETHOSU"))
 DEFAULT_RECIPES = tuple(name for name in RECIPES if name.endswith("_INT8"))
 ALL = "all"
 #: Arguments of ``sweep`` that list values, by the recipe option that they vary.
@@ -68,7 +68,7 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
     """
     names = []
     for recipe in _to_unique_list("recipes", recipes):
-        name = recipe_name(str(getattr(recipe, "name", recipe)))
+        name = normalize_recipe_name(str(getattr(recipe, "name", recipe)))
         if name not in RECIPES:
             raise ValueError(
                 f"{name}: cycles and memory are estimated for Ethos-U recipes only (allowed: {', '.join(RECIPES)})"
@@ -131,7 +131,7 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPECS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
+        return SPEC_BUILDERS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 

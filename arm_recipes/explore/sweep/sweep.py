@@ -118,15 +118,15 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
     if len(models) != 1:
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
-    inputs.check_static(models, None)
+    inputs.reject_dynamic_shapes(models, None)
     samples = inputs.resolve_loaders(samples)
-    originals = None if samples is None else inputs.sample_list(METHOD, samples)
+    originals = None if samples is None else inputs.to_sample_list(METHOD, samples)
     without_labels = (
         None if originals is None else [inputs.without_labels(models[METHOD], sample) for sample in originals]
     )
     examples = inputs.examples_by_method(without_labels, models)[METHOD]
     capture = Capture(None)
-    notes = inputs.batch_notes({METHOD: samples}, models, {METHOD: examples})
+    notes = inputs.batch_size_notes({METHOD: samples}, models, {METHOD: examples})
     with inputs.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
@@ -135,7 +135,7 @@ def capture_model(model: Any, samples: Any, caller: str) -> tuple[ExportedProgra
         module = models[METHOD]
         program = module if isinstance(module, ExportedProgram) else capture(METHOD, module, examples[0], None)
         if program is module:
-            capture.inspect(METHOD, program, captured_by_user=True)
+            capture.warn_about_training_behavior(METHOD, program, captured_by_user=True)
     return program, list(examples) if originals is None else originals, examples, [*notes, *capture.notes]
 
 

@@ -89,7 +89,7 @@ def split_samples(
     evaluation_samples, evaluation_originals = examples[evaluation], originals[evaluation]
     if test_samples is not None:
         prepared = prepare_samples(
-            InputSignature.of_program(program), METHOD, test_samples, None, metric, argument="test_samples"
+            InputSignature.from_program(program), METHOD, test_samples, None, metric, argument="test_samples"
         )
         search = Evaluator(program, evaluation_samples, evaluation_originals, metric)
         return DataSplit(calibration, search, Evaluator(program, prepared.samples, prepared.originals, metric))

@@ -43,13 +43,13 @@ class RegionMeasurement:
         self._evaluator, self._precisions, self._shows_progress = evaluator, precisions, progress
         self._base_plan, self._base_cost, self._cost_kind = base_plan, base_cost, cost_kind
         self._base_precision = precisions[0]
-        self._finest = min(precisions, key=names.NAMES.index)
+        self._finest = min(precisions, key=names.PRECISION_NAMES.index)
 
     def measure_noise(self) -> tuple[list[Region], dict[Option, float]]:
         """Divide the model into regions; return them with the output noise of each at each precision."""
         finest: PrecisionPlan = dict.fromkeys(self._base_plan, self._finest)
         base_noise = self._evaluator.rate_on_search(finest).noise
-        coarsest = max(self._precisions, key=names.NAMES.index)
+        coarsest = max(self._precisions, key=names.PRECISION_NAMES.index)
 
         def noise_of(region: Region, precision: str = coarsest) -> float:
             if precision == self._finest:
@@ -115,4 +115,4 @@ class RegionMeasurement:
 
 def _is_coarser(name: str, other: str) -> bool:
     """Whether a precision is coarser, so that it may lower the cost."""
-    return names.NAMES.index(name) > names.NAMES.index(other)
+    return names.PRECISION_NAMES.index(name) > names.PRECISION_NAMES.index(other)

@@ -37,12 +37,12 @@ def quantized_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     from arm_backend_core.program import copy_program
     from arm_backend_core.quantization.annotator import ANNOTATION
     from arm_backend_core.quantization.ptq import ObservedProgram
-    from arm_recipes.stages.quantize import algorithms_of
+    from arm_recipes.stages.quantize import recipe_algorithms
 
     assert recipe.quantization_recipe is not None
     quantizers: Any = recipe.quantization_recipe.quantizers
     observed = ObservedProgram(
-        copy_program(program), quantizers[0], algorithms=algorithms_of(recipe.quantization_recipe)
+        copy_program(program), quantizers[0], algorithms=recipe_algorithms(recipe.quantization_recipe)
     )
     modules: dict[str, None] = {}
     for node in observed.graph.nodes:

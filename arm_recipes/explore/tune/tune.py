@@ -247,7 +247,7 @@ class _PrecisionSearch:
         try:
             samples = split.test_evaluator.samples
             bar = progress_bar(samples, "running", "sample", shown=self._shows_progress, count=len(samples))
-            outputs = [best.run_real(sample) for sample in bar]
+            outputs = [best.run_dequantized(sample) for sample in bar]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
