@@ -19,7 +19,7 @@ from torch.fx import Node
 from arm_backend_core.aten import fourier
 from arm_backend_core.aten.fourier import SHORT_TIME, Pair
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
+from arm_backend_core.nodes import is_complex, is_composite_implicit, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.composites import replace_zero_by_one
 from arm_backend_core.ops.registry import Kind
@@ -75,7 +75,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     has_float_operand = any(map(is_float, node.all_input_nodes))
     if record is not None and record.kind is Kind.SHARED and is_complex(node) and not has_float_operand:
         return lambda *args, **kwargs: Pair.from_parts(*(overload(*_select_part(args, i), **kwargs) for i in (0, 1)))
-    if is_implicit(overload):
+    if is_composite_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_to_complex(args), **kwargs)
     return None
 

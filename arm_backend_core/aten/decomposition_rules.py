@@ -14,7 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
-from arm_backend_core.nodes import is_implicit
+from arm_backend_core.nodes import is_composite_implicit
 from arm_backend_core.ops.catalog import find_composite, find_record
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import empty_product
@@ -27,7 +27,7 @@ def is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return find_composite(node) is not None or is_implicit(node.target)
+        return find_composite(node) is not None or is_composite_implicit(node.target)
     if _is_empty(node):  # targets have no empty tensors, and the CPU has no kernels for composites
         return find_record(node) is None
     if node.target is aten.view_as_complex.default:
@@ -56,7 +56,7 @@ def decomposition_rule(node: Node, constants: Container[Node], *, quantized: boo
         return partial(record.decompose, quantized=quantized) if record.takes_quantized else record.decompose
     if overload in torch._decomp.decomposition_table:
         return torch._decomp.decomposition_table[overload]
-    return overload.decompose if is_implicit(overload) else None
+    return overload.decompose if is_composite_implicit(overload) else None
 
 
 def _is_empty(node: Node) -> bool:
