@@ -1,4 +1,4 @@
-"""Observers of the tensors of a graph: which tensors share one, and what each of them observes."""
+"""Observers of the tensors of a graph: which tensors share an observer, and which tensor an observer observes."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Observers = dict[Node | tuple[Node, Node], Any]
 def share_timestep_observers(observers: Observers) -> None:
     """Give each tensor of a recurrent layer one observer for all time steps."""
 
-    def slot(where: Node | tuple[Node, Node]) -> Any:
-        source, node = (None, where) if isinstance(where, Node) else where
+    def slot(place: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, place) if isinstance(place, Node) else place
         operand = None if source is None else node.all_input_nodes.index(source)
         return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
@@ -34,30 +34,33 @@ def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[
     """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
 
     Args:
-        key_of: returns the key of a place; None if its observer is not shared.
+        key_of: returns the key of a node or of an edge (source, reader); None if its observer is not shared.
     """
-    same, first = dict[Any, Any](), dict[Any, Any]()
+    parents, representatives = dict[Any, Any](), dict[Any, Any]()
 
     def root(observer: Any) -> Any:
-        while observer in same:
-            observer = same[observer]
+        while observer in parents:
+            observer = parents[observer]
         return observer
 
-    for where, observer in (item for observers in graphs for item in observers.items()):
-        key = key_of(where)
+    for place, observer in (item for observers in graphs for item in observers.items()):
+        key = key_of(place)
         if key is not None:
-            one, other = root(first.setdefault((key, getattr(observer, "dtype", None)), observer)), root(observer)
+            one, other = (
+                root(representatives.setdefault((key, getattr(observer, "dtype", None)), observer)),
+                root(observer),
+            )
             if one is not other:
-                same[other] = one
+                parents[other] = one
     for observers in graphs:
-        for where, observer in observers.items():
-            observers[where] = root(observer)
+        for place, observer in observers.items():
+            observers[place] = root(observer)
             if hasattr(observer, "obs_or_fqs"):
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
 def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell each observer which tensor it observes, and a weight's observer which biases its products are added to."""
+    """Tell each observer which tensor it observes, and the observer of a weight which biases are added."""
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
     for model, observers in graphs:
@@ -86,8 +89,8 @@ def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[No
     operands: Any = node.args
     bias = operands[record.bias]
     activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
-    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
-    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
+    is_int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
+    if is_int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
         weight.add_accumulator(activation, attrgetter(str(bias.target))(model))
 
 

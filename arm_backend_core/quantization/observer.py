@@ -1,7 +1,7 @@
 """Observers: collect statistics of a tensor during calibration and derive its scale and zero point.
 
-Parameters are computed lazily, once after each change of the statistics. Every input gives a positive finite scale: an
-all-zero tensor, a constant, 1e-30 and 1e30.
+Parameters are computed lazily, once after each change of the statistics. Every finite
+input gives a positive finite scale: an all-zero tensor, a constant, 1e-30, 1e30.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_HISTOGRAM_VALUES = 8192
 _BINS, _CANDIDATES = 2048, 256
 #: A weight with fewer levels than this on either side of 0 (int4: 7) is clipped where that reduces the squared error.
 MIN_UNCLIPPED_LEVELS = 16
-#: Smallest scale: the product of two, the scale of an accumulator, is still a normal float32.
+#: Smallest scale. The product of two such scales (the scale of an accumulator) is still a normal float32 number.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
 #: A lower or upper bound of a tensor, or of each of its channels.
@@ -89,15 +89,15 @@ class RangeObserver(ObserverBase):
             NonFiniteError: the tensor holds NaN or an infinity.
         """
         if x.numel():
-            seen = self._statistics
+            statistics = self._statistics
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
                 raise NonFiniteError(f"{self.description} holds {what}, which no scale can represent")
-            if seen.count:
-                low, high = np.minimum(low, seen.low), np.maximum(high, seen.high)
-            seen.low, seen.high, seen.parameters = low, high, None
-            seen.count += x.numel()
+            if statistics.count:
+                low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
+            statistics.low, statistics.high, statistics.parameters = low, high, None
+            statistics.count += x.numel()
         return x
 
     @property
@@ -112,10 +112,10 @@ class RangeObserver(ObserverBase):
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Compute scale (float32) and zero point (int64), with one element or one for each channel."""
-        seen = self._statistics
-        if seen.parameters is None:
-            seen.parameters = self._scale_and_zero_point(*self._range(seen))
-        return seen.parameters
+        statistics = self._statistics
+        if statistics.parameters is None:
+            statistics.parameters = self._scale_and_zero_point(*self._range(statistics))
+        return statistics.parameters
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
         first = x.reshape(-1)[:8]  # cheap early exit: most tensors fail here
@@ -124,9 +124,9 @@ class RangeObserver(ObserverBase):
         low, high = torch.aminmax(x)
         return low.item(), high.item()
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
         """Return the range of real numbers that the integers represent."""
-        return seen.low, seen.high
+        return statistics.low, statistics.high
 
     def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
         """Compute parameters for a range extended to 0, which is represented exactly: padding and relu produce it."""
@@ -151,8 +151,8 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping a single value is not.
     """
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
-        return 2 * seen.low, 2 * seen.high
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
+        return 2 * statistics.low, 2 * statistics.high
 
 
 class ActivationObserver(RangeObserver):
@@ -161,21 +161,25 @@ class ActivationObserver(RangeObserver):
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor and return it unchanged. See ``RangeObserver``."""
         super().forward(x)
-        seen = self._statistics
+        statistics = self._statistics
         # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
-        stride = seen.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
-        kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # a copy: x may be a buffer, which changes
-        seen.values.append(kept)
-        seen.kept_count += kept.numel()
-        if seen.kept_count > _MAX_KEPT_VALUES:
-            seen.values, seen.stride = [torch.cat(seen.values)[::2].clone()], 2 * seen.stride
-            seen.kept_count = seen.values[0].numel()
+        stride = statistics.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
+        kept = (
+            x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
+        )  # a copy, because x may be a buffer that is written later
+        statistics.values.append(kept)
+        statistics.kept_count += kept.numel()
+        if statistics.kept_count > _MAX_KEPT_VALUES:
+            statistics.values, statistics.stride = [torch.cat(statistics.values)[::2].clone()], 2 * statistics.stride
+            statistics.kept_count = statistics.values[0].numel()
         return x
 
-    def _range(self, seen: _Statistics) -> tuple[Bounds, Bounds]:
-        if not seen.count or (seen.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
-            return widen_range(seen.low, seen.high, seen.count)
-        return find_min_mse_range(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
+    def _range(self, statistics: _Statistics) -> tuple[Bounds, Bounds]:
+        if not statistics.count or (statistics.count < MIN_HISTOGRAM_VALUES and not self.is_constant):
+            return widen_range(statistics.low, statistics.high, statistics.count)
+        return find_min_mse_range(
+            torch.cat(statistics.values), statistics.low, statistics.high, self.quant_max - self.quant_min
+        )
 
 
 def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:

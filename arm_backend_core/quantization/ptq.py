@@ -152,7 +152,7 @@ class ObservedProgram(torch.nn.Module):
         )
         self.samples = 0
         self.last_sample = LastSample()
-        self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
+        self._writes_buffers = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
         self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
         self._taken_branches: set[Branch] = set()
         self.meta: dict[str, Any] = {}
@@ -175,7 +175,7 @@ class ObservedProgram(torch.nn.Module):
         # A model may write into its inputs.
         values = _clone_tensors(pytree.tree_leaves((args, ordered)))
         try:
-            states = self._shared.states.values() if self._writes else ()
+            states = self._shared.states.values() if self._writes_buffers else ()
             self.last_sample = LastSample()  # frees the previous copy first: one copy at a time
             self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
             self.last_sample.results = self._observe(values)
@@ -214,7 +214,7 @@ class ObservedProgram(torch.nn.Module):
         return lift(self._program, self._specs, self._mode)
 
     def finish_calibration(self) -> None:
-        """Calibrate the branches that no sample takes, and lower the bounds of masks where the scores need it."""
+        """Calibrate the branches that no sample takes, and lower mask bounds that are too high for the scores."""
         self._observe_untaken_branches()
         self._mask_bounds.apply(self.observers)
 
@@ -249,8 +249,8 @@ class ObservedProgram(torch.nn.Module):
     ) -> None:
         """Accept NaN and infinities on which no result depends, such as x / y with y = 0 behind a ``where``.
 
-        The sample runs again with these values unchanged, and with either end of the finite range in their place. If
-        the results equal ``results``, a note replaces the error.
+        The sample runs up to three more times: with these values unchanged, with the finite minimum and with the finite
+        maximum in their place. If the results equal ``results``, a note replaces the error.
 
         Args:
             ranges: (minimum, maximum) of the finite values, by node with non-finite ones.
@@ -292,16 +292,16 @@ class ObservedProgram(torch.nn.Module):
         with graph.inserting_before(place):
             if is_per_channel(observer.qscheme):
                 quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
-                known: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
-                parameters = (*(add_buffer_node(model, f"{node.name}_{i}", known[i]) for i in range(2)), *known[2:])
+                qparams: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
+                parameters = (*(add_buffer_node(model, f"{node.name}_{i}", qparams[i]) for i in range(2)), *qparams[2:])
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
-                known = parameters = (float(scale), int(zero_point), *limits)
+                qparams = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
                 constants, key = self._shared.constants, (observer, tensor_identity(tensor))
                 if key not in constants:
-                    constants[key] = _quantize_constant(quantize, tensor, known, observer.dtype)
+                    constants[key] = _quantize_constant(quantize, tensor, qparams, observer.dtype)
                 integers = add_buffer_node(model, f"{node.name}_quantized", constants[key])
                 self.float_constants[str(integers.target)] = self.original_values.get(
                     str(source.target), tensor
@@ -333,41 +333,41 @@ _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_
 
 
 def _group_observers(places: dict[Any, Any]) -> dict[Any, int]:
-    """Assign each observed place the number of its observer, as torchao does, with fewer comparisons.
+    """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
     torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
-    it. torchao follows a chain of shared scales recursively, as deep as the chain is long; hence the recursion limit.
+    it. torchao follows a chain of shared scales recursively, so the recursion limit is raised.
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}
-    named = {want.edge_or_node for want in places.values() if isinstance(want, SharedQuantizationSpec)}
-    for place, want in places.items():
-        alone = isinstance(place, Node) or place in named or isinstance(want, SharedQuantizationSpec)
-        if not alone and place[1].meta[ANNOTATION].allow_implicit_sharing:
-            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _SPEC_FIELDS))
+    named = {spec.edge_or_node for spec in places.values() if isinstance(spec, SharedQuantizationSpec)}
+    for place, spec in places.items():
+        is_separate = isinstance(place, Node) or place in named or isinstance(spec, SharedQuantizationSpec)
+        if not is_separate and place[1].meta[ANNOTATION].allow_implicit_sharing:
+            key = (place[0], type(spec), *(str(getattr(spec, name, None)) for name in _SPEC_FIELDS))
             if first.setdefault(key, place) != place:
                 duplicates[place] = first[key]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 2 * len(places))
     try:
-        unique = {place: want for place, want in places.items() if place not in duplicates}
+        unique = {place: spec for place, spec in places.items() if place not in duplicates}
         groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(unique)
     finally:
         sys.setrecursionlimit(limit)
     return {place: groups[duplicates.get(place, place)] for place in places}
 
 
-def _quantize_constant(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
-    """Quantize a constant in chunks. As a whole, temporaries take three times the memory of its float values."""
+def _quantize_constant(quantize: Any, tensor: Tensor, qparams: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """Quantize a constant in chunks. Without chunks, temporaries take three times the memory of its float values."""
     if tensor.numel() <= CHUNK_ELEMENTS:
-        return cast(Tensor, quantize(tensor, *known))
-    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
-    each = isinstance(scale, Tensor)
-    axis = limits[0] if each else 0
+        return cast(Tensor, quantize(tensor, *qparams))
+    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), qparams
+    is_per_channel = isinstance(scale, Tensor)
+    axis = limits[0] if is_per_channel else 0
     count = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], count):
         part = slice(start, start + count)
-        own = (scale[part], zero_point[part]) if each else (scale, zero_point)
+        chunk_qparams = (scale[part], zero_point[part]) if is_per_channel else (scale, zero_point)
         rows = tensor.narrow(axis, start, min(count, tensor.shape[axis] - start))
-        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *own, *limits))
+        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *chunk_qparams, *limits))
     return result

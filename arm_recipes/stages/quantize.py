@@ -350,7 +350,7 @@ def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
 
     corrections: list[Any] = []
     if "gptq" in algorithms and len(observed) == 1:  # methods share their weights
-        corrections = [Gptq(model, centred="bias_correction" in algorithms) for model in observed]
+        corrections = [Gptq(model, centered="bias_correction" in algorithms) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias_correction" in algorithms else [])
 
 

@@ -23,7 +23,7 @@ from arm_backend_core.quantization.fake_quant.program import (
     FakeQuantProgram,
     StepSettings,
     activation_observers,
-    set_parameters,
+    set_qparams,
 )
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
@@ -144,7 +144,7 @@ class FakeQuantizedModel(torch.nn.Module):
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
         observed.finish_calibration()  # before setting the ranges: later observations would change them
         for observer, span in zip(activation_observers(observed), self._spans(), strict=True):
-            set_parameters(observer, span())
+            set_qparams(observer, span())
 
     def reset_state(self) -> None:
         """Reset the buffers that the model writes to their values at preparation.

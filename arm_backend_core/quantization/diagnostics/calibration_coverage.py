@@ -34,11 +34,11 @@ def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
 
 def _describe_problem(observer: RangeObserver) -> str | None:
     if not observer.count:
-        return "had no value in any sample: all that it can be in the program is about 0"
+        return "had no value in any sample: the program represents only values near 0"
     low, high = observer.extremes
     if low == high:
         return (
-            f"had no value but {low:g} in all samples: in the program it is between 0 and that; "
+            f"had no value but {low:g} in all samples: the program clips it to the range from 0 to that; "
             "calibrate with samples in which it varies, if it does"
         )
     if observer.count < _MIN_VALUES:

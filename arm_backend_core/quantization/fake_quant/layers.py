@@ -1,4 +1,4 @@
-"""Batch norm and dropout in training; the exported program folds the former and omits the latter."""
+"""Batch norm and dropout in training; the exported program folds batch norms and omits dropout."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Dropout:
 
     Attributes:
         function: ATen operator.
-        probability: share of the elements that are dropped.
+        probability: fraction of the elements that are dropped.
     """
 
     function: Any
@@ -118,7 +118,7 @@ class TrainingLayers:
         return cls(norms, dropouts)
 
     def locate(self, graph: Graph) -> tuple[dict[Node, BatchNorm], dict[Node, Dropout]]:
-        """Find the nodes of the annotated graph after which training applies a batch norm or a dropout."""
+        """Find the nodes of the annotated graph to whose results training applies a batch norm or a dropout."""
         nodes = {node.name: node for node in graph.nodes}
         norms = {}
         for name, (source, norm) in self.norms.items():

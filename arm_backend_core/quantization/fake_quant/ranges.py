@@ -1,8 +1,8 @@
 """Fake quantization with a straight-through estimator, and learned quantization ranges.
 
-The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats rounding as the
-identity inside the range and as the bound outside of it, so that the bounds have gradients too (learned step size
-quantization, Esser et al. 2020).
+The forward pass equals a quantize and a dequantize operator bit for bit. The backward pass treats the
+operators as the identity inside the range. Outside, it treats the result as the bound, so that bounds have gradients
+too (learned step size quantization, Esser et al. 2020).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RangeMode = Literal["learned", "follow"]
 #: Weight of the current batch in the moving average of a range.
 _MOMENTUM = 0.01
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
-Parameters = tuple[Tensor, Tensor]
+ScaleAndZeroPoint = tuple[Tensor, Tensor]
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -49,14 +49,14 @@ class _FakeQuantize(torch.autograd.Function):
         return grad * inside, scale_grad, zero_point_grad, None, None
 
 
-def fake_quantize(x: Tensor, parameters: Parameters, limits: tuple[int, int], axis: int | None = None) -> Tensor:
+def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int], axis: int | None = None) -> Tensor:
     """Quantize and dequantize ``x``, with gradients by a straight-through estimator.
 
     Args:
-        parameters: scale and zero point, per channel along ``axis`` if that is not None.
+        qparams: scale and zero point, per channel along ``axis`` if ``axis`` is not None.
         limits: smallest and largest integer.
     """
-    scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in parameters)
+    scale, zero_point = (value.to(device=x.device, dtype=x.dtype) for value in qparams)
     shape = [] if axis is None else [-1 if i == axis % x.dim() else 1 for i in range(x.dim())]
     result: Tensor = _FakeQuantize.apply(x, scale.reshape(shape), zero_point.reshape(shape), *limits)
     return result
@@ -68,8 +68,8 @@ class QuantizationRange(torch.nn.Module):
     Attributes:
         bounds: smallest and largest representable real number.
         factors: ratio of each bound to the observed minimum or maximum.
-        stretch: learned bounds are bounds * exp(stretch). A learning rate is then relative to each bound, weight decay
-            pulls bounds to their initial values, and a bound at 0 (relu) stays 0.
+        stretch: log of the learned scaling; learned bounds are bounds * exp(stretch). A learning rate is then relative
+            to each bound, weight decay pulls bounds to their initial values, and a bound at 0 (relu) stays 0.
     """
 
     bounds: Tensor
@@ -83,13 +83,13 @@ class QuantizationRange(torch.nn.Module):
         self._symmetric = observer.qscheme in _SYMMETRIC
         bounds = torch.stack([(limit - zero_point) * scale for limit in self.limits])
         self.register_buffer("bounds", bounds.float())
-        seen = torch.tensor(observer.extremes, dtype=torch.float64)
+        extremes = torch.tensor(observer.extremes, dtype=torch.float64)
         # The observer's margin around the observed minimum and maximum also applies to those of a batch.
-        self.register_buffer("factors", torch.where(seen * bounds > 0, bounds / seen, 1.0).float())
-        empty = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
-        self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not empty else None
+        self.register_buffer("factors", torch.where(extremes * bounds > 0, bounds / extremes, 1.0).float())
+        is_all_zero = bool((bounds.abs() < 1e-30).all())  # all observed values were 0: nothing to learn
+        self.stretch = torch.nn.Parameter(torch.zeros(2)) if mode == "learned" and not is_all_zero else None
 
-    def forward(self) -> Parameters:
+    def forward(self) -> ScaleAndZeroPoint:
         """Compute scale and zero point."""
         bounds = self.bounds if self.stretch is None else self.bounds * self.stretch.exp()
         (low, high), (least, most) = bounds.unbind(), self.limits

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, is_u85, pack_stream
+from arm_backend_core.backends.ethosu_commands import (
+    DMA_REGISTERS,
+    decode_commands,
+    encode_command,
+    is_u85,
+    pack_stream,
+)
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import externalize_weights
@@ -33,7 +39,7 @@ _CONV, _DEPTHWISE, _KERNELS, _ELEMENTWISE, _DMA = 2, 3, (2, 3, 5, 6, 7), 6, 16
 _STREAMS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
 #: (region, base, precision) registers of IFM and IFM2.
 _MAPS = ((271, 0x400, 261), (399, 0x480, 389))
-_SOURCE, _TARGET_REGION, _LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
+_SOURCE, _TARGET_REGION, _LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
 _INDICES, _INDEX_MAX, _STRIDES, _COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
 _IN_MEMORY = 2  #: storage values from here on: a chained operand or a scalar
 _CONSTANTS = 0  #: the region of weights and other constants
