@@ -1,7 +1,7 @@
-"""Operator limits: what Vela does not compile for an Ethos-U of an operator's shape, attributes and constants.
+"""Operator limits: shapes, attributes and constants of operators that Vela does not compile for an Ethos-U.
 
 A limit returns the property that is not supported, or None. ``lost_axes`` returns the axes along which Vela splits an
-operator incorrectly. They follow Vela 5.1's report (``vela --supported-ops-report``) and the programs that it was
+operator incorrectly. The limits follow Vela 5.1's report (``vela --supported-ops-report``) and the programs that it was
 observed to refuse or to compile incorrectly.
 """
 
@@ -47,7 +47,7 @@ Limit = Callable[[Operation], "str | None"]
 Axes = Callable[[Operation], Sequence[int]]
 
 
-def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
+def _padding_and_stride(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
     """Whether the window reads padding, and its largest stride along an axis on which it moves."""
     pad, stride = op.attrs["pad"], op.attrs["stride"]
     dilation = op.attrs.get("dilation", (1,) * len(kernel))
@@ -63,7 +63,7 @@ def _constant_weights(op: Operation) -> str | None:
 
 
 def _narrow_bias(op: Operation) -> str | None:
-    """Ethos-U55 and U65 hold 40 bits of a bias; Vela 5.1 truncates the others without a message."""
+    """Ethos-U55 and U65 store a bias in 40 bits. Vela 5.1 truncates larger biases without a message."""
     bias = op.inputs[2].data
     is_large = bias is not None and bias.size and max(-int(bias.min()), int(bias.max()) + 1) > 1 << 39
     return "a bias of more than 40 bits" if is_large else _constant_weights(op)
@@ -71,21 +71,21 @@ def _narrow_bias(op: Operation) -> str | None:
 
 def _conv2d(op: Operation) -> str | None:
     kernel = op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    if stride > 3 and padded and max(kernel) > 1:
+    is_padded, stride = _padding_and_stride(op, kernel)
+    if stride > 3 and is_padded and max(kernel) > 1:
         return f"stride {stride} (3 at most) together with padding"
     return _batched_stride(op) or _narrow_bias(op)
 
 
 def _depthwise(op: Operation) -> str | None:
-    _, stride = _window(op, op.inputs[1].shape[:2])
+    _, stride = _padding_and_stride(op, op.inputs[1].shape[:2])
     return f"stride {stride} (3 at most)" if stride > 3 else _narrow_bias(op)
 
 
 def _conv3d(op: Operation) -> str | None:
     depth, pad = op.inputs[1].shape[1], op.attrs["pad"][:2]  # Vela does not compute results that read only padding
-    other = f"padding {pad} in depth (none)" if any(pad) else _narrow_bias(op)
-    return f"a kernel {depth} deep (1 at most)" if depth > 1 else other
+    refusal = f"padding {pad} in depth (none)" if any(pad) else _narrow_bias(op)
+    return f"a kernel {depth} deep (1 at most)" if depth > 1 else refusal
 
 
 def _transpose_conv2d(op: Operation) -> str | None:
@@ -112,8 +112,8 @@ def _result_below_stride(op: Operation) -> str | None:
 
 
 def _max_pool(op: Operation) -> str | None:
-    padded, stride = _window(op, op.attrs["kernel"])
-    return f"stride {stride} (3 at most) together with padding" if stride > 3 and padded else None
+    is_padded, stride = _padding_and_stride(op, op.attrs["kernel"])
+    return f"stride {stride} (3 at most) together with padding" if stride > 3 and is_padded else None
 
 
 def _avg_pool(op: Operation) -> str | None:
@@ -123,13 +123,14 @@ def _avg_pool(op: Operation) -> str | None:
 
 
 def _batched_stride(op: Operation) -> str | None:
-    """Strides over 3 of several images: Vela splits padded pools and 1x1 convolutions, and confuses images and parts.
+    """Strides above 3 with several images.
 
-    These are the bugs ``averaged_images`` and ``strided_images``.
+    Vela splits such padded pools and 1x1 convolutions and confuses parts with images (bugs ``averaged_images`` and
+    ``strided_images``).
     """
     kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
-    padded, stride = _window(op, kernel)
-    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else padded) else 1
+    is_padded, stride = _padding_and_stride(op, kernel)
+    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else is_padded) else 1
     return f"{images} images and stride {stride} (3 at most), padded or of 1x1" if images > 1 and stride > 3 else None
 
 
@@ -181,7 +182,7 @@ def _transpose(op: Operation) -> str | None:
 
 
 def _reverse(op: Operation) -> str | None:
-    # Vela documents only these two axes. It accepts others for some shapes, which is not relied on.
+    # Vela documents only these two axes. It accepts other axes only for some shapes.
     return None if op.attrs["axis"] - len(op.inputs[0].shape) in HEIGHT_WIDTH else "an axis other than height and width"
 
 
@@ -203,12 +204,17 @@ def _lost_axes_of_window(op: Operation) -> tuple[int, ...]:
 def lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
     """The axes along which Vela splits an operator and loses the offset of its operands (``sliced``).
 
-    REDUCE_SUM is computed along channels, other reductions along ``reduced``; both on one image.
+    Vela computes REDUCE_SUM along channels, and other reductions along ``reduced``, both on one image.
+
+    Args:
+        op: the operator.
+        always: {operator kind: axes along which every such operator loses the offset}.
+        reduced: axes along which Vela reduces without a split.
     """
     # Vela splits arithmetic of rank 5 and more that broadcasts.
     if len(op.inputs) == 2 and op.kind not in always:
         first, second = (x.shape for x in op.inputs)
-        # A register holds a single constant number, which needs no broadcast.
+        # A constant of one element is in a register and needs no broadcast.
         is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
         return ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
     if not op.kind.startswith("REDUCE"):

@@ -1,7 +1,7 @@
 """NPUs, system configurations, memory modes and flags that the installed Vela supports, and their validation.
 
-The lists are Vela's own. Two rules are added where Vela accepts combinations that the hardware does not support;
-comments mark them.
+The lists come from Vela. Two rules are added for combinations that Vela accepts but the hardware does not support.
+Comments mark these rules.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def list_macs(family: str) -> tuple[int, ...]:
     return tuple(npu.macs for npu in list_npus() if npu.family == family)
 
 
-def npu(target: str) -> Npu:
-    """The NPU called ``target``; case does not matter.
+def parse_npu(target: str) -> Npu:
+    """Parse the name of an NPU; case does not matter.
 
     Raises:
-        ValueError: it is not a string, the family is unknown, or the family has no such number of MACs.
+        ValueError: ``target`` is not a string, the family is unknown, or the family has no such number of MACs.
     """
     names = tuple(item.name for item in list_npus())
     if not isinstance(target, str):
@@ -115,7 +115,7 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
                 raise ValueError(f"config_ini={name!r}: no permission to read '{path}'")
             return path
     reason = f"no such file; tried {' and '.join(repr(str(path)) for path in candidates)}"
-    raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), what="Shipped with Vela"))
+    raise ValueError(_format_error("config_ini", name, reason, shipped_configs(), list_label="Shipped with Vela"))
 
 
 def list_sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ def configure(
     """Validate the combination with Vela.
 
     Returns:
-        the configuration for the compiler.
+        The configuration for the compiler.
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
@@ -264,11 +264,16 @@ def _format_flag_error(problem: str, flags: Sequence[str], known: Sequence[str])
 
 
 def _format_error(
-    argument: str, value: object, reason: str, allowed: Sequence[str], nearest: str | None = None, what: str = "Allowed"
+    argument: str,
+    value: object,
+    reason: str,
+    allowed: Sequence[str],
+    nearest: str | None = None,
+    list_label: str = "Allowed",
 ) -> str:
     if nearest is None:
         by_lower = {name.lower(): name for name in allowed}
         close = get_close_matches(str(value).lower(), list(by_lower), 1)
         nearest = by_lower[close[0]] if close else None
     hint = f" Did you mean '{nearest}'?" if nearest is not None else ""
-    return f"{argument}={value!r}: {reason}.{hint} {what}: {', '.join(allowed) or 'none'}"
+    return f"{argument}={value!r}: {reason}.{hint} {list_label}: {', '.join(allowed) or 'none'}"

@@ -22,8 +22,9 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
     """Serve requests until the parent closes the pipe.
 
     Args:
-        functions: {name of a request: its function}. Another name is resolved as ``package.module:function``.
-        prepare: called before the first request, for slow imports. An ImportError is ignored; the request raises it.
+        functions: {name of a request: its function}. Other names are resolved as ``package.module:function``.
+        prepare: called before the first request, for slow imports. An ImportError is ignored here and raised again by a
+            request.
     """
     requests: BinaryIO = os.fdopen(os.dup(0), "rb")
     replies: BinaryIO = os.fdopen(os.dup(1), "wb")
@@ -52,7 +53,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
 
 
 def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``("ok", value)`` or ``("error", exception class, message, the exception's ``detail``)``."""
+    """Call a function; return ("ok", value) or ("error", exception class, message, the exception's ``detail``)."""
     try:
         return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)
     except (Exception, SystemExit) as error:
@@ -62,7 +63,7 @@ def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """The next message, or None at the end of the stream.
+    """Read the next message; None at the end of the stream.
 
     Raises:
         EOFError: the stream ends inside a message.
