@@ -7,8 +7,8 @@ Opened by: an export. An attempt that may fail (loop rolling, an export that may
 an inner log. If the attempt succeeds, the inner log is copied to the outer one. Sweeps and comparisons open a log for
 each lowering outside of an export.
 
-Written by: ``delegate`` (delegates, rejected operators), and functions with a decision that the user must know about
-(notes): quantization, intervals of int64, alternatives, Vela's optimization goal, training.
+Written by: ``delegate`` (delegates, rejected operators), and functions whose decisions the user must know (notes):
+quantization, intervals of int64, alternatives, Vela's optimization goal, training.
 
 Read by: the function that opened it, after the block.
 """

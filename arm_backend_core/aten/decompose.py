@@ -120,7 +120,7 @@ class _Decomposer:
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
         """Replace ``node`` by its decomposition; returns False if it has none or should keep its CPU kernel."""
         try:
-            outputs = self._write_decomposition(_Writer(self, module, node, constants), node)
+            outputs = self._write_decomposition(_FragmentWriter(self, module, node, constants), node)
             if outputs is None:
                 return False
             _check_outputs(node, outputs)
@@ -139,10 +139,10 @@ class _Decomposer:
         replace_node(node, outputs)
         return True
 
-    def _write_decomposition(self, writer: _Writer, node: Node) -> Any:
+    def _write_decomposition(self, writer: _FragmentWriter, node: Node) -> Any:
         """Emit the decomposition before ``node``; returns the result nodes, or None to keep the operator."""
         if complex_numbers.involves_complex(node):
-            return complex_numbers.decompose_complex(node, writer.call_as, writer.constants)
+            return complex_numbers.decompose_complex(node, writer.call_decomposition, writer.constants)
         record = find_composite(node)
         if record is not None and record.emits_nodes:
             return record.decompose(writer.call, *node.args, **node.kwargs)
@@ -240,7 +240,7 @@ class _Decomposer:
 
 
 @dataclass
-class _Writer:
+class _FragmentWriter:
     """Emits the nodes of a decomposition before ``origin``, with its metadata."""
 
     decomposer: _Decomposer
@@ -263,7 +263,7 @@ class _Writer:
         slot = None if layer is None else (layer.name, function.__name__)
         return self._write_traced((function, repr(kwargs)), partial(function, **kwargs), operands, slot)
 
-    def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
+    def call_decomposition(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
         """Emit the decomposition ``function`` of ``target``. Inside it, ``target`` is not decomposed again."""
         return self._write_traced((target, function), function, operands)
 

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms as matrix products with cosine and sine matrices, along each dimension in turn.
+"""Discrete Fourier transforms as matrix products with cosine and sine matrices, one dimension at a time.
 
 Complex tensors are pairs of real ones. Short-time Fourier transforms (``torch.stft``, ``torch.istft``) apply the same
 matrices to frames of the signal. The window is folded into the matrix, which has rows only for samples of the window: a

@@ -156,7 +156,7 @@ def _dma_spans(registers: dict[int, int]) -> Iterator[_Span]:
 def _kernel_spans(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[_Span]:
     """Memory that a kernel reads and writes.
 
-    A span begins at the map's first byte, or at that of its rolling buffer, and ends at the end of its first tile.
+    A span begins at the first byte of the feature map or of its rolling buffer. It ends at the end of the first tile.
     """
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, precision_bits = (

@@ -67,9 +67,9 @@ class RangeObserver(ObserverBase):
         scale_of_zeros: scale of an all-zero tensor; its products still leave room for a bias.
         description: the observed tensor in words, for messages.
         is_constant: whether the tensor is a constant, so that no other values can occur.
-        is_integer: whether the tensor is a cast of integers. Such a tensor, and one that held only integers in all
-            samples (masks, rounded values), gets a power of two as its scale if that is below 1. Integers are then
-            exact, and comparisons find equal ones equal.
+        is_integer: whether the tensor is a cast of integers. A scale below 1 is then rounded up to a power of
+            two, so that integers are exact and equal integers compare equal. The same applies to tensors that held only
+            integers in all samples (masks, rounded values).
     """
 
     scale_of_zeros = 2.0**-14
@@ -261,9 +261,9 @@ def _clipping_error(moments: Array, bounds: Array) -> tuple[Array, Array]:
 class WeightObserver(RangeObserver):
     """Range from the minimum and maximum of a weight, with one scale.
 
-    The bias is int32 with the scale of the accumulator, activation scale times weight scale. If the bias would overflow
-    (the activation is 0 in all samples, or all weights of a channel are 0), the weight's scale is enlarged so that it
-    fits. Each product is then below 2**-16 of such a bias.
+    The bias is int32 with the scale of the accumulator, activation scale times weight scale. The bias would overflow if
+    the activation is 0 in all samples, or all weights of a channel are 0. The weight's scale is then enlarged until the
+    bias fits. Each product is below 2**-16 of this bias.
     """
 
     scale_of_zeros = SMALLEST_SCALE

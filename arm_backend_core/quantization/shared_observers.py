@@ -19,8 +19,8 @@ EdgeOrNode = Node | tuple[Node, Node]
 def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Give each tensor that several methods have in common one observer for all methods.
 
-    Common tensors are parameters, buffers, and the operands and results of modules that run the same sequence of
-    operators in every method that uses them.
+    Common tensors are parameters and buffers. Operands and results of a module are common if the module runs the same
+    sequence of operators in every method that uses it.
     """
     from arm_backend_core.quantization.graph_observers import connect_observers, merge_observers
 

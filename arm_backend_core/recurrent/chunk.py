@@ -98,7 +98,7 @@ class ChunkBuilder(NodeWriter):
 
     def _operand(self, read: Any, k: int, step: Step, previous: Step) -> Any:
         if isinstance(read, StepValue) and read.steps_back and not previous:
-            return self.cast(self._states[Port.of(read.slot, read.casts)], read.casts[1:])
+            return self.cast(self._states[Port.from_casts(read.slot, read.casts)], read.casts[1:])
         if isinstance(read, StepValue):
             return self.cast((previous if read.steps_back else step)[read.slot], read.casts)
         if isinstance(read, Slice):

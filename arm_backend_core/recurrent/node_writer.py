@@ -43,4 +43,4 @@ class NodeWriter:
 
     def to_real(self, node: Node, port: Port) -> Node:
         """Convert a port's representation back to real numbers."""
-        return self.cast(node, [port.cast.reverse] if port.cast else [])
+        return self.cast(node, [port.cast.inverse] if port.cast else [])

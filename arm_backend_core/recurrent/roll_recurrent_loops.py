@@ -58,8 +58,8 @@ _MAX_UNROLLED_STEPS, _MAX_TOTAL_STEPS, _STEPS_PER_CALL = 64, 256, range(4, 33)
 def steps_per_call(total: int, requested: int | str | None, program_steps: int = 0) -> int:
     """Choose the number of steps that one call computes.
 
-    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly:
-    surplus steps cost time, and padding copies the input. Programs with many steps in total compile fewer
+    For long layers, "auto" minimizes calls + steps per call / weight, plus a penalty if the steps do not divide evenly.
+    Surplus steps cost time, and padding copies the input. Programs with many steps in total compile fewer
     steps of each layer.
 
     Args:
@@ -264,7 +264,7 @@ def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict
         if read[0] in layer.constants:
             real = value(read[0])
             initial = states[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
-            round_trip = initial if port.cast is None else port.cast.reverse.target(initial, *port.cast.args)
+            round_trip = initial if port.cast is None else port.cast.inverse.target(initial, *port.cast.args)
             if not all(torch.equal(round_trip, value(each)) for each in read):
                 return None
     return states
@@ -297,7 +297,7 @@ def _insert_chunked_sequence(writer: NodeWriter, total: int, read: Slice, first:
             aten.constant_pad_nd.default, x, [0] * (2 * len(inner_shape) + 1) + [calls * count - total], like=x
         )
     x = writer.call(aten.view.default, x, [calls, count, *inner_shape], like=x)
-    return writer.cast(x, [cast.reverse for cast in read.source_casts])
+    return writer.cast(x, [cast.inverse for cast in read.source_casts])
 
 
 def _insert_output_sequence(writer: NodeWriter, stacked: Node, port: Port, total: int) -> Node:

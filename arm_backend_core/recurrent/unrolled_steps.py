@@ -39,7 +39,7 @@ class Cast(NamedTuple):
         return cls(node.target, node.args[1:])
 
     @property
-    def reverse(self) -> Cast:
+    def inverse(self) -> Cast:
         """The dequantize for a quantize with the same parameters, or the quantize for a dequantize."""
         return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.args)
 
@@ -97,7 +97,7 @@ class Port(NamedTuple):
     cast: Cast | None
 
     @classmethod
-    def of(cls, slot: int, casts: Sequence[Cast]) -> Port:
+    def from_casts(cls, slot: int, casts: Sequence[Cast]) -> Port:
         """The port of a value that passes ``casts`` after the operator at ``slot``."""
         return cls(slot, casts[0] if casts else None)
 
@@ -236,7 +236,7 @@ class UnrolledLayer:
 
     def _add_initial_state(self, read: StepValue, leaf: Any) -> None:
         root, casts = strip_casts(leaf)
-        port, count = Port.of(read.slot, read.casts), len(read.casts)
+        port, count = Port.from_casts(read.slot, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
                 raise _NotALoopError("its initial state is quantized differently")
@@ -257,7 +257,7 @@ class UnrolledLayer:
             for node in chain:
                 casts = strip_casts(node)[1]
                 if any(user not in self._members and user not in chain for user in node.users):
-                    yield StepOutput(node, k, Port.of(slot, casts), casts)
+                    yield StepOutput(node, k, Port.from_casts(slot, casts), casts)
 
     @cached_property
     def sequences(self) -> list[tuple[Slice, int, int]]:

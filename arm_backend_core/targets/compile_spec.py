@@ -35,7 +35,7 @@ class ArmCompileSpec(ABC):
     """
 
     class DebugMode(Enum):
-        """Where debug information is written: ``JSON`` to a file of its own, ``TOSA`` into the flatbuffer."""
+        """Where debug information is written: ``JSON`` to a separate file, ``TOSA`` into the flatbuffer."""
 
         JSON = 1
         TOSA = 2

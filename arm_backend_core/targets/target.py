@@ -9,8 +9,8 @@ from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
-#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.4; "mxfp": draft
-#: of 1.1).
+#: Profile -> the TOSA extensions that require it; "": extensions of either profile (TOSA 1.0, section 1.4;
+#: "mxfp": draft of 1.1).
 _EXTENSIONS_BY_PROFILE = {
     "INT": ("int16", "int4", "doubleround", "inexactround"),
     "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),

@@ -43,7 +43,7 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
     while (request := receive(requests)) is not None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
-        reply = _answer(functions, *request)
+        reply = _handle_request(functions, *request)
         sys.stdout.flush()
         sys.stderr.flush()
         if libc is not None:
@@ -52,7 +52,9 @@ def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], 
             send(replies, reply)
 
 
-def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+def _handle_request(
+    functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]
+) -> tuple[Any, ...]:
     """Call a function; return ("ok", value) or ("error", exception class, message, the exception's ``detail``)."""
     try:
         return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)

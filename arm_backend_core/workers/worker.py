@@ -67,8 +67,8 @@ class Worker:
     """A process that serves one request at a time; a lock serializes threads.
 
     Args:
-        script: Python file that reads requests from its standard input and answers on its standard output,
-            each a pickle with an 8-byte little-endian length prefix.
+        script: Python file that reads requests from its standard input and writes replies to its standard output.
+            Each message is a pickle with an 8-byte little-endian length prefix.
     """
 
     def __init__(self, script: Path) -> None:

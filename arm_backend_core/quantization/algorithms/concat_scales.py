@@ -97,7 +97,7 @@ class ConcatScales:
             self._connect_observers()
 
     def _split_group(self, common: RangeObserver, places: list[EdgeOrNode]) -> None:
-        """Give each tensor that has other readers than concatenations an observer of its own. Moved data share it."""
+        """Add an observer for each tensor with other readers than concatenations, shared with data moved from it."""
         if any(TIMESTEP_SLOT in _source(place).meta for place in places):
             return  # time steps of a recurrent layer share parameters
         shared_scales = _find_shared_scales(places, self._specs)

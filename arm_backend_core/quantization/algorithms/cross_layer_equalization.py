@@ -1,8 +1,8 @@
 """Cross-layer equalization: rescale the channels between two layers to similar ranges.
 
-An activation has one scale for all channels, so a channel with a small range gets few levels of it. Where only relu or
-pooling stands between two layers, output channel j of the first layer is divided by s_j and the weights of the second
-layer that read it are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
+An activation has one scale for all channels, so a channel with a small range gets few levels of it. If only relu or
+pooling is between two layers, output channel j of the first layer is divided by s_j. The weights of the second layer
+that read it are multiplied by s_j. The function of the model does not change. s_j = sqrt(r_j / w_j) equalizes the
 range r_j of the channel and the largest weight w_j that reads it (Nagel et al. 2019; behind a norm this is SmoothQuant,
 Xiao et al. 2022). Ranges are estimated from the parameters. Few calibration samples do not show the range of a channel
 reliably, and values beyond the range would be clipped.
@@ -84,7 +84,7 @@ def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> Non
 
 
 @dataclass(frozen=True)
-class _Source:
+class _RescalableLayer:
     """A layer or norm whose output channels can be rescaled through its parameters.
 
     Attributes:
@@ -98,7 +98,7 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _ReadingLayer:
     """A layer that reads a tensor.
 
     Attributes:
@@ -160,7 +160,7 @@ class _Parameters:
             table[name] = scaled
 
 
-def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
+def _match_source(node: Node, tensors: _Parameters) -> _RescalableLayer | None:
     args: Any = (*node.args, None, None, None)
     if node.kwargs or (node.target not in _NORMS and node.target not in _LAYERS):
         return None
@@ -170,14 +170,14 @@ def _match_source(node: Node, tensors: _Parameters) -> _Source | None:
         return None
     if weight_position == 2 and len(args[1]) != 1:  # a norm over several dimensions
         return None
-    return _Source(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
+    return _RescalableLayer(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
 
 
-def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_Reader] | None:
+def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_ReadingLayer] | None:
     """Find the layers that read a tensor; None if anything else reads it."""
-    layers: list[_Reader] = []
+    layers: list[_ReadingLayer] = []
     for user in node.users:
-        inner: Iterable[_Reader | None] | None
+        inner: Iterable[_ReadingLayer | None] | None
         inner = (
             _find_reading_layers(user, axis, tensors)
             if user.target in _EQUIVARIANT_OPS
@@ -189,7 +189,7 @@ def _find_reading_layers(node: Node, axis: int, tensors: _Parameters) -> list[_R
     return layers
 
 
-def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _Reader | None:
+def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _ReadingLayer | None:
     weight: Any = node.args[1] if len(node.args) > 1 else None
     layer_axis, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
     if (
@@ -203,10 +203,10 @@ def _match_layer(node: Node, source: Node, axis: int, tensors: _Parameters) -> _
     depthwise = shape[1] == 1 and shape[0] == channels
     if shape[1] != channels and not depthwise:
         return None
-    return _Reader(weight, 0 if depthwise else 1, tensors.gain(node))
+    return _ReadingLayer(weight, 0 if depthwise else 1, tensors.gain(node))
 
 
-def _channel_range(source: _Source, tensors: _Parameters) -> Tensor:
+def _channel_range(source: _RescalableLayer, tensors: _Parameters) -> Tensor:
     """Estimate the range of each channel, up to a common factor."""
     if not source.is_norm:
         return _max_abs(tensors.value(source.weight), 0)

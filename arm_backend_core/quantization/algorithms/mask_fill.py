@@ -36,8 +36,8 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
     """Replace the extreme fill values of masks before maxima and minima by a bound just outside of the tensor's range.
 
     The bound is min - (max - min) / 16 for a maximum, and max + (max - min) / 16 for a minimum. The maximum of a row
-    that is masked entirely is then the bound, not the fill value, which int8 cannot represent beside the other values.
-    A mask is not changed if a comparison reads the maximum: it may test for the fill value.
+    that is masked entirely is then the bound, not the fill value: int8 cannot represent both the fill value and the
+    others. A mask does not change if a comparison reads the maximum: the comparison may test for the fill value.
 
     Returns:
         A note for the user for each replaced value.

@@ -198,7 +198,7 @@ class FakeQuantInterpreter(GraphInterpreter):
 
     def _fake_quantize(self, observer: Any, value: Tensor) -> Tensor:
         if self._settings.training and observer in self._ranges:
-            self._ranges[observer].follow(value)
+            self._ranges[observer].update_moving_average(value)
         if observer not in self._parameters:
             self._update_parameters(observer, value)
         axis = observer.ch_axis if is_per_channel(observer.qscheme) else None

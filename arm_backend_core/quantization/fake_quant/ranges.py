@@ -69,7 +69,7 @@ class QuantizationRange(torch.nn.Module):
         bounds: smallest and largest representable real number.
         factors: ratio of each bound to the observed minimum or maximum.
         stretch: log of the learned scaling; learned bounds are bounds * exp(stretch). A learning rate is then relative
-            to each bound, weight decay pulls bounds to their initial values, and a bound at 0 (relu) stays 0.
+            to each bound. Weight decay pulls bounds to their initial values. A bound at 0 (relu) stays 0.
     """
 
     bounds: Tensor
@@ -101,8 +101,8 @@ class QuantizationRange(torch.nn.Module):
         rounded = zero_point.detach().round().clamp(least, most)
         return scale, zero_point + (rounded - zero_point).detach()
 
-    def follow(self, x: Tensor) -> None:
-        """Move a range that is not learned towards the minimum and maximum of ``x`` (moving average)."""
+    def update_moving_average(self, x: Tensor) -> None:
+        """Move a range that is not learned towards the minimum and maximum of ``x``."""
         if self.stretch is None and x.numel():
             low, high = torch.aminmax(x.detach())
             spanned = torch.stack([low.clamp_max(0), high.clamp_min(0)]) * self.factors
