@@ -45,8 +45,8 @@ class Partition:
     ) -> Partition:
         """Build the partition of ``nodes``; ``position`` returns a node's index in the program."""
         members = set(nodes)
-        read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
-        sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
+        operands = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
+        sources = sorted(operands, key=lambda x: (position(boundary_source(x)), position(x)))
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
         return Partition(name, nodes, inputs, [source for source in sources if source in constants], outputs)

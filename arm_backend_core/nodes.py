@@ -336,10 +336,10 @@ def source_through(node: Node, is_skipped: Callable[[Node], bool]) -> Node:
 
 def readers_through(node: Node, is_skipped: Callable[[Node], bool]) -> Iterator[Node]:
     """Yield each reader of ``node`` once, and the readers of those for which ``is_skipped`` is true, recursively."""
-    todo, seen = list(node.users), set[Node]()
-    while todo:
-        reader = todo.pop()
-        if reader not in seen:
-            seen.add(reader)
-            todo += reader.users if is_skipped(reader) else ()
+    pending, visited = list(node.users), set[Node]()
+    while pending:
+        reader = pending.pop()
+        if reader not in visited:
+            visited.add(reader)
+            pending += reader.users if is_skipped(reader) else ()
             yield reader

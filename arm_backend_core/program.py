@@ -41,13 +41,13 @@ Tensors = dict[str, Any]
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     """Tensors of the placeholders that are parameters, buffers or lifted constants, without mutated buffers."""
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    mutated = set(program.graph_signature.buffers_to_mutate.values())
     nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
     tensors: dict[Node, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind in TENSOR_KINDS:
             store = store_of(program, str(spec.target))
-            if spec.target not in written and spec.target in store and spec.arg.name in nodes:
+            if spec.target not in mutated and spec.target in store and spec.arg.name in nodes:
                 tensors[nodes[spec.arg.name]] = store[str(spec.target)]
     return tensors
 

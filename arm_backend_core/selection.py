@@ -141,11 +141,11 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
         ModelError: a loop does not lie in one delegate.
     """
     level = assign_levels(order, set(order) - refusals.keys())
-    for last, end in enumerate(order):
-        starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
-        inside = order[order.index(starts[0]) : last + 1] if starts else []
-        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
-        if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
+    for last, loop_out in enumerate(order):
+        starts = cast(list[Node], loop_out.args[2]) if loop_out.target is LOOP_OUT else []
+        loop_nodes = order[order.index(starts[0]) : last + 1] if starts else []
+        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in loop_nodes if node in refusals]
+        if reasons or len({level[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
             cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
             advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
             problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
@@ -198,11 +198,11 @@ def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """
     level: dict[Node, int] = {}  # even: inside a delegate; odd: on the CPU, after a delegate
     for node in order:
-        inside = node in chosen
+        is_chosen = node in chosen
         depths = [0]
         for source in node.all_input_nodes:
-            crosses = source in level and (source in chosen) != inside
-            depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
+            crosses = source in level and (source in chosen) != is_chosen
+            depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not is_chosen)))
         level[node] = max(depths)
     return {node: depth for node, depth in level.items() if node in chosen}
 

@@ -80,7 +80,7 @@ class _Fragment:
         results = self.module.graph.output_node().args[0]
         if not isinstance(results, (tuple, list)):
             return True
-        return all(results[cast(int, pick.args[1])] is not None or not pick.users for pick in node.users)
+        return all(results[cast(int, getitem.args[1])] is not None or not getitem.users for getitem in node.users)
 
 
 @dataclass

@@ -40,11 +40,11 @@ def _normalize_inputs(program: ExportedProgram) -> None:
 
 def _normalize_mutated_buffers(program: ExportedProgram) -> None:
     """Make mutated buffers contiguous, as delegate results are: the runtime copies only between equal formats."""
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    mutated = set(program.graph_signature.buffers_to_mutate.values())
     buffers = program.graph_signature.inputs_to_buffers
     for node in program.graph.find_nodes(op="placeholder"):
         name = buffers.get(node.name)
-        if name in written:
+        if name in mutated:
             store = store_of(program, name)
             store[name] = store[name].contiguous()
             node.meta["val"] = node.meta["val"].contiguous()

@@ -63,10 +63,12 @@ def compile_payload(
         CompileError: the compiler refused the flatbuffer or crashed on it.
         TypeError: no backend is registered for the class of ``spec``.
     """
-    compiler = next((_COMPILERS[each] for each in type(spec).__mro__ if each in _COMPILERS), None)
+    compiler = next((_COMPILERS[spec_class] for spec_class in type(spec).__mro__ if spec_class in _COMPILERS), None)
     if compiler is None:
-        known = ", ".join(each.__name__ for each in _COMPILERS)
-        raise TypeError(f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {known})")
+        registered = ", ".join(spec_class.__name__ for spec_class in _COMPILERS)
+        raise TypeError(
+            f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {registered})"
+        )
     return compiler(spec, Compilation(flatbuffer, delegate, locate, **details))
 
 

@@ -126,11 +126,14 @@ def _allocate_unused_inputs(vela_result: dict[str, Any], unused_inputs: Mapping[
     """
     has_io_regions = any(region > 2 for *_, region in (*vela_result["inputs"], *vela_result["outputs"]))
     for index, (count, size) in sorted(unused_inputs.items()):
-        ends = [first + prod(shape) * width for shape, width, first, _ in vela_result["inputs"]]
-        first = -1 if has_io_regions else -(-max(ends, default=0) // 16) * 16
-        vela_result["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
+        end_addresses = [address + prod(shape) * width for shape, width, address, _ in vela_result["inputs"]]
+        address = -1 if has_io_regions else -(-max(end_addresses, default=0) // 16) * 16
+        vela_result["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, address, 1))
         if not has_io_regions:
-            vela_result["scratch"] = (max(vela_result["scratch"][0], first + count * size), *vela_result["scratch"][1:])
+            vela_result["scratch"] = (
+                max(vela_result["scratch"][0], address + count * size),
+                *vela_result["scratch"][1:],
+            )
 
 
 def _pack_stream(vela_result: dict[str, Any]) -> bytes:

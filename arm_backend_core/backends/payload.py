@@ -198,6 +198,7 @@ def pack_io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> byt
         tensors: (shape of rank 6, bytes per element, address, region).
     """
     records = [
-        _IO_RECORD.pack(*shape, size, -1 if at == _UNALLOCATED else at, region) for shape, size, at, region in tensors
+        _IO_RECORD.pack(*shape, size, -1 if address == _UNALLOCATED else address, region)
+        for shape, size, address, region in tensors
     ]
     return struct.pack("<i", len(tensors)) + b"".join(records)

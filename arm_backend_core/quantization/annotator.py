@@ -109,8 +109,8 @@ class Annotator:
 
     def _buffer_writes(self) -> list[tuple[Node, Node, Node]]:
         """List the writes of whole buffers: (buffer, new value, copy node)."""
-        written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
-        return [(state, value, node) for state, value, node in written if is_state(state)]
+        copies = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
+        return [(state, value, node) for state, value, node in copies if is_state(state)]
 
     def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
         """Give a buffer and its new value the same parameters, so that the buffer can hold integers."""

@@ -22,8 +22,8 @@ Observers = dict[Node | tuple[Node, Node], Any]
 def share_timestep_observers(observers: Observers) -> None:
     """Give each tensor of a recurrent layer one observer for all time steps."""
 
-    def slot(place: Node | tuple[Node, Node]) -> Any:
-        source, node = (None, place) if isinstance(place, Node) else place
+    def slot(edge_or_node: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, edge_or_node) if isinstance(edge_or_node, Node) else edge_or_node
         operand = None if source is None else node.all_input_nodes.index(source)
         return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
@@ -43,18 +43,18 @@ def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[
             observer = parents[observer]
         return observer
 
-    for place, observer in (item for observers in graphs for item in observers.items()):
-        key = key_of(place)
+    for edge_or_node, observer in (item for observers in graphs for item in observers.items()):
+        key = key_of(edge_or_node)
         if key is not None:
-            one, other = (
+            first_root, second_root = (
                 root(representatives.setdefault((key, getattr(observer, "dtype", None)), observer)),
                 root(observer),
             )
-            if one is not other:
-                parents[other] = one
+            if first_root is not second_root:
+                parents[second_root] = first_root
     for observers in graphs:
-        for place, observer in observers.items():
-            observers[place] = root(observer)
+        for edge_or_node, observer in observers.items():
+            observers[edge_or_node] = root(observer)
             if hasattr(observer, "obs_or_fqs"):
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
@@ -65,9 +65,11 @@ def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Nod
     constants = set[Node]()
     for model, observers in graphs:
         constants |= constant_nodes(model.graph)
-        for place, observer in observers.items():
+        for edge_or_node, observer in observers.items():
             if isinstance(observer, RangeObserver):
-                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+                sources.setdefault(observer, []).append(
+                    edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
+                )
     for observer, nodes in sources.items():
         observer.description = describe_node(nodes[0])
         observer.is_constant, observer.is_integer = (
@@ -88,7 +90,7 @@ def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[No
         return
     operands: Any = node.args
     bias = operands[record.bias]
-    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
+    activation, weight = (observers.get((operands[position], node)) for position in (0, record.weight))
     is_int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
     if is_int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
         weight.add_accumulator(activation, attrgetter(str(bias.target))(model))

@@ -104,7 +104,7 @@ def lift(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensor
     return replace_parts(program, module, ExportGraphSignature(inputs + user_specs, outputs), state, constants)
 
 
-def make_fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+def make_fake(mode: FakeTensorMode | None, example: Tensor, dtype: torch.dtype) -> Tensor:
     """Make a fake tensor of this shape and dtype. PyTorch's own functions take half a millisecond for it."""
-    empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
-    return empty if mode is None else FakeTensor(mode, empty, like.device)
+    empty = torch.empty_strided(example.shape, example.stride(), dtype=dtype, device="meta")
+    return empty if mode is None else FakeTensor(mode, empty, example.device)

@@ -92,8 +92,8 @@ class RangeObserver(ObserverBase):
             statistics = self._statistics
             low, high = self._min_max(x)
             if not np.isfinite(low + high).all():
-                what = "NaN" if bool(x.isnan().any()) else "an infinity"
-                raise NonFiniteError(f"{self.description} holds {what}, which no scale can represent")
+                kind = "NaN" if bool(x.isnan().any()) else "an infinity"
+                raise NonFiniteError(f"{self.description} holds {kind}, which no scale can represent")
             if statistics.count:
                 low, high = np.minimum(low, statistics.low), np.maximum(high, statistics.high)
             statistics.low, statistics.high, statistics.parameters = low, high, None
@@ -164,11 +164,11 @@ class ActivationObserver(RangeObserver):
         statistics = self._statistics
         # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
         stride = statistics.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
-        kept = (
+        sampled = (
             x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
         )  # a copy, because x may be a buffer that is written later
-        statistics.values.append(kept)
-        statistics.kept_count += kept.numel()
+        statistics.values.append(sampled)
+        statistics.kept_count += sampled.numel()
         if statistics.kept_count > _MAX_KEPT_VALUES:
             statistics.values, statistics.stride = [torch.cat(statistics.values)[::2].clone()], 2 * statistics.stride
             statistics.kept_count = statistics.values[0].numel()
@@ -188,8 +188,8 @@ def widen_range(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
     The margin is the range divided by sqrt(count), at most half of the range. A bound of exactly 0 does not move: it
     is the limit of a function (relu), not of the samples.
     """
-    extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
-    return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
+    margin = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
+    return np.where(low == 0, low, low - margin), np.where(high == 0, high, high + margin)
 
 
 def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
@@ -208,15 +208,15 @@ def find_min_mse_range(values: Tensor, low: Bounds, high: Bounds, steps: int) ->
     while True:
         edges = np.linspace(first, last, _BINS + 1)
         sums = _moments_below(values, edges)
-        ends = np.arange(0, _BINS + 1, _BINS // _CANDIDATES)
-        bottoms, tops = ends[edges[ends] < 0], ends[edges[ends] > 0]
+        candidates = np.arange(0, _BINS + 1, _BINS // _CANDIDATES)
+        bottoms, tops = candidates[edges[candidates] < 0], candidates[edges[candidates] > 0]
         zero = np.searchsorted(edges, 0.0)
         bottoms, tops = (x if x.size else np.array([zero]) for x in (bottoms, tops))
         below, error_below = _clipping_error(sums[:, bottoms], edges[bottoms])
         above, error_above = _clipping_error(sums[:, -1:] - sums[:, tops], edges[tops])
         inside = len(values) - below[:, None] - above
-        per_value, near_zero = _rounding_error(sums, edges, (last - first) / _BINS / steps * ends)
-        widths = (tops - bottoms[:, None]) // ends[1]
+        per_value, near_zero = _rounding_error(sums, edges, (last - first) / _BINS / steps * candidates)
+        widths = (tops - bottoms[:, None]) // candidates[1]
         error = error_below[:, None] + error_above + inside * per_value[widths] + near_zero[widths]
         row, column = np.unravel_index(error.argmin(), error.shape)
         bottom, top = edges[bottoms[row]], edges[tops[column]]
@@ -230,9 +230,9 @@ def _moments_below(values: Tensor, edges: Array) -> Array:
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
-    least, most = map(float, torch.aminmax(values))
-    under = _moments(values[values < first]) if least < first else np.zeros(3)
-    over = _moments(values[values > last]) if most > last else np.zeros(3)
+    minimum, maximum = map(float, torch.aminmax(values))
+    under = _moments(values[values < first]) if minimum < first else np.zeros(3)
+    over = _moments(values[values > last]) if maximum > last else np.zeros(3)
     bins = np.stack([counts, counts * centres, counts * centres**2])
     return np.cumsum(np.column_stack([under, bins, over]), axis=1)
 
@@ -278,9 +278,9 @@ class WeightObserver(RangeObserver):
 
     def _make_positive(self, scale: Array) -> Array:
         for activation, bias in self.accumulators:
-            least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
+            min_scale = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # A scale may apply to several channels: all of them, or one in each group (transposed convolutions).
-            scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
+            scale = np.maximum(scale, min_scale.reshape(-1, scale.size).max(0))
         return super()._make_positive(scale)
 
     def _min_max(self, x: Tensor) -> tuple[Bounds, Bounds]:
@@ -288,8 +288,8 @@ class WeightObserver(RangeObserver):
         bounds = rows.abs().amax(1, keepdim=True)
         if self.quant_max < MIN_UNCLIPPED_LEVELS:
             bounds = _find_min_mse_row_bounds(rows, bounds, self.quant_max)
-        most = bounds[:, 0].double().numpy(force=True)
-        return -most, most
+        bound = bounds[:, 0].double().numpy(force=True)
+        return -bound, bound
 
     def _rows(self, x: Tensor) -> Tensor:
         """Return a view with one row for each scale."""
@@ -299,12 +299,12 @@ class WeightObserver(RangeObserver):
 def _find_min_mse_row_bounds(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
     """Find the clipping bound of each row with the least squared error; ``largest`` is the integer at the bound."""
     unit = rows / peaks.clamp_min(torch.finfo(rows.dtype).tiny)
-    best, least = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
+    best_bound, min_error = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
     for bound in np.arange(10, 33) / 32:
         step = bound / largest
         error = ((unit / step).round_().clamp_(-largest, largest).mul_(step) - unit).square_().sum(1, keepdim=True)
-        best, least = torch.where(error < least, bound, best), torch.minimum(error, least)
-    return best * peaks
+        best_bound, min_error = torch.where(error < min_error, bound, best_bound), torch.minimum(error, min_error)
+    return best_bound * peaks
 
 
 class PerChannelWeightObserver(WeightObserver):

@@ -34,9 +34,9 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
                 places |= {node: (module, index) for index, node in enumerate(nodes)}
     tensor_ids = {node: key for model in observed.values() for node, key in model.tensor_ids.items()}
 
-    def key_of(place: EdgeOrNode) -> Hashable:
-        source, node = (place, None) if isinstance(place, Node) else place
-        observer = observers[place]
+    def key_of(edge_or_node: EdgeOrNode) -> Hashable:
+        source, node = (edge_or_node, None) if isinstance(edge_or_node, Node) else edge_or_node
+        observer = observers[edge_or_node]
         if hasattr(observer, "obs_or_fqs"):  # its scale is derived from other observers
             return None
         if source in tensor_ids:
@@ -45,7 +45,9 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
             return ("result", places[source]) if source in places else None
         return ("operand", places[node], node.all_input_nodes.index(source)) if node in places else None
 
-    observers = {place: observer for model in observed.values() for place, observer in model.observers.items()}
+    observers = {
+        edge_or_node: observer for model in observed.values() for edge_or_node, observer in model.observers.items()
+    }
     merge_observers([model.observers for model in observed.values()], key_of)
     connect_observers(*((model.model, model.observers) for model in observed.values()))
 

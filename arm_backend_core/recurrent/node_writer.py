@@ -13,7 +13,7 @@ from arm_backend_core.recurrent.unrolled_steps import Cast, Port
 
 def copy_meta(like: Node, value: Any) -> dict[str, Any]:
     """Copy the metadata of ``like`` for a node with fake tensor ``value`` that belongs to no step."""
-    return {**{key: held for key, held in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
+    return {**{key: entry for key, entry in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
 
 
 class NodeWriter:

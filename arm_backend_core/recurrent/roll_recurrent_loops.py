@@ -190,7 +190,9 @@ def _bypass_stacks(graph: Graph) -> None:
                 root, casts = strip_casts(cast(Node, node.args[0]))
                 axis, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                is_exact = {each.args for each in strip_casts(part)[1][-1:]} == {each.args for each in casts}
+                is_exact = {cast_op.args for cast_op in strip_casts(part)[1][-1:]} == {
+                    cast_op.args for cast_op in casts
+                }
                 if is_exact and TIMESTEP_SLOT not in node.meta and axis % rank == dim % rank:
                     node.replace_all_uses_with(part)
     eliminate_dead_code(graph)
@@ -265,7 +267,7 @@ def _find_initial_states(program: ExportedProgram, layer: UnrolledLayer) -> dict
             real = value(read[0])
             initial = states[port] = real if port.cast is None else port.cast.target(real, *port.cast.args)
             round_trip = initial if port.cast is None else port.cast.inverse.target(initial, *port.cast.args)
-            if not all(torch.equal(round_trip, value(each)) for each in read):
+            if not all(torch.equal(round_trip, value(operand)) for operand in read):
                 return None
     return states
 

@@ -113,7 +113,7 @@ def strip_casts(node: Node) -> tuple[Node, tuple[Cast, ...]]:
 
 def _are_exact_casts(casts: Sequence[Cast], source: Any) -> bool:
     """Whether casts after data movement of ``source`` are exact: they have the parameters of its dequantize."""
-    return not casts or (is_dequantize(source) and {each.args for each in casts} == {Cast.from_node(source).args})
+    return not casts or (is_dequantize(source) and {cast_op.args for cast_op in casts} == {Cast.from_node(source).args})
 
 
 def shape_of(node: Any) -> torch.Size:
@@ -244,7 +244,7 @@ class UnrolledLayer:
                 leaf = leaf.args[0]
         states = self.initial_states.setdefault(port, [])
         states.append(leaf)
-        sources = [None if each in self.constants else strip_casts(each) for each in states]
+        sources = [None if state in self.constants else strip_casts(state) for state in states]
         if sources.count(sources[0]) < len(sources):
             raise _NotALoopError("its first step reads two initial states for one port")
 

@@ -157,19 +157,21 @@ def configure(
     modes = list_sections(path, MEMORY_MODE)
     if memory_mode not in modes:
         raise ValueError(_format_error("memory_mode", memory_mode, f"it is not in '{path}'", modes))
-    extra = split_flags(flags)
-    outcome = _try_configure(target, system_config, memory_mode, extra, path)
+    words = split_flags(flags)
+    outcome = _try_configure(target, system_config, memory_mode, words, path)
     if isinstance(outcome, Configuration):
         return outcome
     usable_modes = [
         name
         for name in modes
-        if name != memory_mode and isinstance(_try_configure(target, system_config, name, extra, path), Configuration)
+        if name != memory_mode and isinstance(_try_configure(target, system_config, name, words, path), Configuration)
     ]
-    where = f"{target.name} with system_config='{system_config}'"
+    description = f"{target.name} with system_config='{system_config}'"
     if usable_modes:
-        raise ValueError(_format_error("memory_mode", memory_mode, f"not possible on {where}: {outcome}", usable_modes))
-    raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {outcome}")
+        raise ValueError(
+            _format_error("memory_mode", memory_mode, f"not possible on {description}: {outcome}", usable_modes)
+        )
+    raise ValueError(f"config_ini='{path}': no memory mode works on {description}: {outcome}")
 
 
 def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
@@ -250,15 +252,15 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
         raise ValueError(_format_error("system_config", system_config, reason, allowed))
 
 
-def _format_flag_error(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
-    """Format the message for flags that Vela rejects. ``known``: all flags that it accepts."""
+def _format_flag_error(problem: str, flags: Sequence[str], accepted: Sequence[str]) -> str:
+    """Format the message for flags that Vela rejects. ``accepted``: all flags that it accepts."""
     message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
     unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
-    nearest = [match for flag in unknown if flag not in known for match in get_close_matches(flag, known, 1)]
+    nearest = [match for flag in unknown if flag not in accepted for match in get_close_matches(flag, accepted, 1)]
     if nearest:
         message += f" Did you mean '{nearest[0]}'?"
     if "unrecognized" in problem:
-        usable = [flag for flag in known if flag.startswith("--") and flag not in _RESERVED]
+        usable = [flag for flag in accepted if flag.startswith("--") and flag not in _RESERVED]
         message += f" Vela's flags: {', '.join(usable)}"
     return message
 

@@ -58,13 +58,13 @@ class _Group:
 
     Attributes:
         observer: the observer that they share.
-        places: nodes and edges that the observer is assigned to.
+        edges_or_nodes: nodes and edges that the observer is assigned to.
         pairs: lists of (operand, concatenation). All pairs of a list are merged or separated together.
         returned: concatenations that the model returns.
     """
 
     observer: RangeObserver
-    places: Sequence[EdgeOrNode]
+    edges_or_nodes: Sequence[EdgeOrNode]
     pairs: Sequence[Sequence[ConcatOperand]]
     returned: Collection[Node]
 
@@ -85,25 +85,31 @@ class ConcatScales:
         if not separate:
             return
         self._specs: dict[EdgeOrNode, Any] = prepare._get_edge_or_node_to_qspec(model.model)
-        places: dict[Any, list[EdgeOrNode]] = {}
-        for place, observer in model.observers.items():
-            places.setdefault(observer, []).append(place)
+        edges_or_nodes: dict[Any, list[EdgeOrNode]] = {}
+        for edge_or_node, observer in model.observers.items():
+            edges_or_nodes.setdefault(observer, []).append(edge_or_node)
         for observer in dict.fromkeys(
             model.observers.get(node) for node in model.graph.nodes if _is_concatenation(node)
         ):
             if isinstance(observer, RangeObserver):
-                self._split_group(observer, places[observer])
+                self._split_group(observer, edges_or_nodes[observer])
         if self._groups:
             self._connect_observers()
 
-    def _split_group(self, common: RangeObserver, places: list[EdgeOrNode]) -> None:
+    def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
         """Add an observer for each tensor with other readers than concatenations, shared with data moved from it."""
-        if any(TIMESTEP_SLOT in _source(place).meta for place in places):
+        if any(TIMESTEP_SLOT in _source(edge_or_node).meta for edge_or_node in edges_or_nodes):
             return  # time steps of a recurrent layer share parameters
-        shared_scales = _find_shared_scales(places, self._specs)
-        operands = [place for place in places if isinstance(place, tuple) and _is_concatenation(place[1])]
-        roots = {shared_scales[place] for place in places}
-        computed_roots = roots & {shared_scales[node] for node in map(_source, places) if _has_computing_reader(node)}
+        shared_scales = _find_shared_scales(edges_or_nodes, self._specs)
+        operands = [
+            edge_or_node
+            for edge_or_node in edges_or_nodes
+            if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1])
+        ]
+        roots = {shared_scales[edge_or_node] for edge_or_node in edges_or_nodes}
+        computed_roots = roots & {
+            shared_scales[node] for node in map(_source, edges_or_nodes) if _has_computing_reader(node)
+        }
         may_be_int16 = self._int16_outputs and common.dtype is torch.int8
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
         returned_roots = {shared_scales[concat] for concat in returned}
@@ -118,20 +124,22 @@ class ConcatScales:
         separate = [(source, concat) for source, concat in operands if shared_scales[source] != shared_scales[concat]]
         if not separate:
             return
-        places_by_root: dict[Any, list[EdgeOrNode]] = {}
-        for place in places:
-            places_by_root.setdefault(shared_scales[place], []).append(place)
-        for shared in places_by_root.values():
-            spec = next(self._specs[place] for place in shared if not _is_shared(self._specs[place]))
+        members_by_root: dict[Any, list[EdgeOrNode]] = {}
+        for edge_or_node in edges_or_nodes:
+            members_by_root.setdefault(shared_scales[edge_or_node], []).append(edge_or_node)
+        for shared in members_by_root.values():
+            spec = next(
+                self._specs[edge_or_node] for edge_or_node in shared if not _is_shared(self._specs[edge_or_node])
+            )
             observer = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
             self._model.observers |= dict.fromkeys(shared, observer)
         pairs: dict[Any, list[ConcatOperand]] = {}
         for source, concat in separate:
             key = shared_scales[concat] if concat in returned else (source, concat)
-            pairs.setdefault(key, []).append((places_by_root[shared_scales[source]][0], concat))
+            pairs.setdefault(key, []).append((members_by_root[shared_scales[source]][0], concat))
         ordered = sorted(pairs.values(), key=lambda group: group[0][1] in returned)
-        self._groups.append(_Group(common, places, ordered, returned))
-        self._model.watchers += [(node, common) for node in dict.fromkeys(map(_source, places))]
+        self._groups.append(_Group(common, edges_or_nodes, ordered, returned))
+        self._model.watchers += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
 
     def apply(self, earlier: Sequence[bool] | None = None) -> list[bool]:
         """After calibration, merge operands with the concatenation where their scales are similar.
@@ -150,19 +158,20 @@ class ConcatScales:
         return decisions
 
     def _merge_similar(self, group: _Group, decisions: list[bool], earlier: Sequence[bool] | None) -> None:
+        """Merge the pairs of a group whose scales are similar. Append the decisions to ``decisions``."""
         observers, int16 = self._model.observers, set[Any]()
-        merged_observers = UnionFind(dict.fromkeys(observers[place] for place in group.places))
+        merged_observers = UnionFind(dict.fromkeys(observers[edge_or_node] for edge_or_node in group.edges_or_nodes))
         scales = {observer: 2 * (float(observer.calculate_qparams()[0]),) for observer in merged_observers}
         for pairs in group.pairs:
-            tensors = [observers[place] for pair in pairs for place in pair]
-            least, most = (
-                end(scales[merged_observers[observer]][side] for observer in tensors)
-                for side, end in enumerate((min, max))
+            tensors = [observers[edge_or_node] for pair in pairs for edge_or_node in pair]
+            min_scale, max_scale = (
+                extremum(scales[merged_observers[observer]][index] for observer in tensors)
+                for index, extremum in enumerate((min, max))
             )
-            decisions.append(most <= _MAX_SCALE_RATIO * least if earlier is None else earlier[len(decisions)])
+            decisions.append(max_scale <= _MAX_SCALE_RATIO * min_scale if earlier is None else earlier[len(decisions)])
             if decisions[-1]:
                 merged_observers.union(*tensors)
-                scales[merged_observers[tensors[0]]] = least, most
+                scales[merged_observers[tensors[0]]] = min_scale, max_scale
             elif pairs[0][1] in group.returned:
                 int16.add(observers[pairs[0][1]])
         merged: dict[Any, list[RangeObserver]] = {}
@@ -171,28 +180,30 @@ class ConcatScales:
         for members in merged.values():
             observer = group.observer if len(merged) == 1 else _pool_observers(members)
             observer = observer if int16.isdisjoint(members) else _to_int16(observer)
-            observers |= {place: observer for place in group.places if observers[place] in members}
+            observers |= {
+                edge_or_node: observer for edge_or_node in group.edges_or_nodes if observers[edge_or_node] in members
+            }
 
     def _connect_observers(self) -> None:
         """Connect derived observers of biases, and observers of weights, to the new observers."""
         observers = self._model.observers
-        for place, spec in self._specs.items():
+        for edge_or_node, spec in self._specs.items():
             if isinstance(spec, DerivedQuantizationSpec):
-                observers[place].obs_or_fqs = [observers[source] for source in spec.derived_from]
+                observers[edge_or_node].obs_or_fqs = [observers[source] for source in spec.derived_from]
         connect_observers((self._model.model, observers))
 
 
-def _find_shared_scales(places: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:
+def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:
     """Find the nodes and edges that share a scale even if all operands of concatenations keep their own."""
-    shared_scales = UnionFind(places)
-    for place in list(shared_scales):
-        if isinstance(place, tuple) and _is_concatenation(place[1]):
-            shared_scales.union(place, place[1])
+    shared_scales = UnionFind(edges_or_nodes)
+    for edge_or_node in list(shared_scales):
+        if isinstance(edge_or_node, tuple) and _is_concatenation(edge_or_node[1]):
+            shared_scales.union(edge_or_node, edge_or_node[1])
             continue
-        if isinstance(place, tuple):
-            shared_scales.union(place, place[0])
-        if _is_shared(specs[place]):
-            shared_scales.union(place, specs[place].edge_or_node)
+        if isinstance(edge_or_node, tuple):
+            shared_scales.union(edge_or_node, edge_or_node[0])
+        if _is_shared(specs[edge_or_node]):
+            shared_scales.union(edge_or_node, specs[edge_or_node].edge_or_node)
     return shared_scales
 
 
@@ -238,8 +249,8 @@ def _is_returned(node: Node) -> bool:
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 
-def _source(place: EdgeOrNode) -> Node:
-    return place if isinstance(place, Node) else place[0]
+def _source(edge_or_node: EdgeOrNode) -> Node:
+    return edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
 
 
 def _is_shared(spec: Any) -> bool:

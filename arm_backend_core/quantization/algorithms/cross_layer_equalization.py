@@ -116,12 +116,12 @@ class _Parameters:
 
     def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
-        known = self._known
-        counts = Counter(tensor_identity(tensor) for tensor in known.values())
+        constants = self._known
+        counts = Counter(tensor_identity(tensor) for tensor in constants.values())
         self._names = {
             spec.arg.name: str(spec.target)
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
-            if node in known and len(node.users) == 1 and counts[tensor_identity(known[node])] == 1
+            if node in constants and len(node.users) == 1 and counts[tensor_identity(constants[node])] == 1
         }
         if names is not None:
             self._names = {node: name for node, name in self._names.items() if name in names}

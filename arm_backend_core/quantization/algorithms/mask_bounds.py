@@ -44,9 +44,9 @@ class _ScoreRange:
 
     def __call__(self, x: Tensor) -> None:
         """Extend the range by the values of a sample."""
-        inside = x[(x > self._bound if self._bound < 0 else x < self._bound) & x.isfinite()]
-        if inside.numel():
-            low, high = map(float, torch.aminmax(inside))
+        scores = x[(x > self._bound if self._bound < 0 else x < self._bound) & x.isfinite()]
+        if scores.numel():
+            low, high = map(float, torch.aminmax(scores))
             self.span = min(self.span[0], low), max(self.span[1], high)
 
 

@@ -62,9 +62,13 @@ def bound_mask_fill(module: GraphModule) -> list[str]:
             "values, because int8 cannot represent both"
         )
         with module.graph.inserting_before(node):
-            least, largest = (insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default))
-            margin = insert_call(node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, least), sign / 16)
-            bound, result = insert_call(node, aten.add.Tensor, least if sign < 0 else largest, margin), source
+            smallest, largest = (
+                insert_call(node, extreme, source) for extreme in (aten.amin.default, aten.amax.default)
+            )
+            margin = insert_call(
+                node, aten.mul.Scalar, insert_call(node, aten.sub.Tensor, largest, smallest), sign / 16
+            )
+            bound, result = insert_call(node, aten.add.Tensor, smallest if sign < 0 else largest, margin), source
             for fill_node, _, _, index in reversed(fills):
                 values = (result, bound) if index == 1 else (bound, result)
                 result = insert_call(fill_node, aten.where.self, fill_node.args[index == 0], *values)
@@ -94,5 +98,5 @@ def _is_compared(node: Node) -> bool:
     def through(reader: Node) -> bool:
         return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
-    read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
-    return bool(read & _COMPARISON_OPS)
+    reading_ops = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
+    return bool(reading_ops & _COMPARISON_OPS)

@@ -27,8 +27,8 @@ def find_coverage_problems(observers: Iterable[Any]) -> list[str]:
             if kind is not None:
                 kinds.setdefault(kind, []).append(observer.description)
     for kind, tensors in kinds.items():
-        more = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
-        notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{more} {kind}")
+        omitted = f" and {len(tensors) - _MAX_NAMED} more" if len(tensors) > _MAX_NAMED else ""
+        notes.append(f"calibration: {', '.join(tensors[:_MAX_NAMED])}{omitted} {kind}")
     return notes
 
 

@@ -107,7 +107,9 @@ class TrainingLayers:
         norms, dropouts = {}, {}
         for node in program.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
             x, *parameters, training, momentum, eps = cast(tuple[Any, ...], node.args[:8])
-            weight, bias, mean, variance = (None if one is None else names.get(one.name) for one in parameters)
+            weight, bias, mean, variance = (
+                None if parameter is None else names.get(parameter.name) for parameter in parameters
+            )
             if not training and mean is not None and variance is not None:
                 norms[node.name] = x.name, BatchNorm(weight, bias, mean, variance, momentum or 0.1, eps)
         for function in DROPOUT:

@@ -34,7 +34,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 def activation_observers(observed: ObservedProgram) -> list[RangeObserver]:
     """List the observers of activations with a calibrated range, in program order."""
     unique = dict.fromkeys(observed.observers.values())
-    return [one for one in unique if isinstance(one, RangeObserver) and not one.is_constant]
+    return [observer for observer in unique if isinstance(observer, RangeObserver) and not observer.is_constant]
 
 
 def set_qparams(observer: RangeObserver, parameters: ScaleAndZeroPoint) -> None:
@@ -148,14 +148,16 @@ class FakeQuantInterpreter(GraphInterpreter):
     def _observe_weights(self) -> None:
         """Update the scales of weights from the current weights and biases."""
         weights = {
-            observer: place for place, observer in self._observers.items() if isinstance(observer, WeightObserver)
+            observer: edge_or_node
+            for edge_or_node, observer in self._observers.items()
+            if isinstance(observer, WeightObserver)
         }
         for observer in weights:
             observer.accumulators.clear()
         for node in self._program.weighted_nodes:
             update_weight_observer(self._program.observed.model, node, self._observers)
-        for observer, place in weights.items():
-            source = place if isinstance(place, Node) else place[0]
+        for observer, edge_or_node in weights.items():
+            source = edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
             if source.op == "get_attr":
                 self._update_parameters(observer, self._constants[str(source.target)])
 

@@ -37,16 +37,16 @@ class _FakeQuantize(torch.autograd.Function):
         (grad,) = grads
         x, scale, zero_point, steps = ctx.saved_tensors
         low, high = ctx.limits
-        inside = (steps >= low) & (steps <= high)
+        is_inside = (steps >= low) & (steps <= high)
         scale_grad = zero_point_grad = None
         if ctx.needs_input_grad[1]:
             # The scale's gradient is a sum over all elements. As in LSQ (Esser et al. 2020) it is divided by
             # sqrt(number of elements * largest integer), so that bounds and weights learn at similar rates.
             factor = 1 / math.sqrt(max(x.numel(), 1) * high)
-            error = torch.where(inside, steps - x / scale, steps.clamp(low, high)) - zero_point
+            error = torch.where(is_inside, steps - x / scale, steps.clamp(low, high)) - zero_point
             scale_grad = (grad * error).sum() * factor
-            zero_point_grad = torch.where(inside, 0.0, grad).sum() * -scale * factor
-        return grad * inside, scale_grad, zero_point_grad, None, None
+            zero_point_grad = torch.where(is_inside, 0.0, grad).sum() * -scale * factor
+        return grad * is_inside, scale_grad, zero_point_grad, None, None
 
 
 def fake_quantize(x: Tensor, qparams: ScaleAndZeroPoint, limits: tuple[int, int], axis: int | None = None) -> Tensor:
@@ -92,13 +92,13 @@ class QuantizationRange(torch.nn.Module):
     def forward(self) -> ScaleAndZeroPoint:
         """Compute scale and zero point."""
         bounds = self.bounds if self.stretch is None else self.bounds * self.stretch.exp()
-        (low, high), (least, most) = bounds.unbind(), self.limits
+        (low, high), (quant_min, quant_max) = bounds.unbind(), self.limits
         if self._symmetric:
-            scale = (torch.maximum(-low, high) * 2 / (most - least)).clamp_min(SMALLEST_SCALE)
+            scale = (torch.maximum(-low, high) * 2 / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
             return scale, torch.zeros_like(scale)
-        scale = ((high - low) / (most - least)).clamp_min(SMALLEST_SCALE)
-        zero_point = least - low / scale
-        rounded = zero_point.detach().round().clamp(least, most)
+        scale = ((high - low) / (quant_max - quant_min)).clamp_min(SMALLEST_SCALE)
+        zero_point = quant_min - low / scale
+        rounded = zero_point.detach().round().clamp(quant_min, quant_max)
         return scale, zero_point + (rounded - zero_point).detach()
 
     def update_moving_average(self, x: Tensor) -> None:
