@@ -1,4 +1,4 @@
-"""Fully masked rows of a softmax become 0, as in PyTorch's attention.
+"""Masked rows: set softmax rows whose elements are all masked to 0, as PyTorch's attention does.
 
 A floating-point program recognizes a masked element by its score, -inf. Quantized scores are finite, so this rewrite
 finds the fully masked rows from the mask itself.

@@ -1,4 +1,4 @@
-"""Quantization annotator: decides from the operators' records which tensors are quantized, and how."""
+"""Quantization annotator: decides from operator records which tensors are quantized, and with which specs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
 class Annotator:
-    """Annotates one graph. ``FusionPlan`` decides which results are fused and need no quantization parameters."""
+    """Annotates one graph. ``FusionPlan`` decides which results are fused; these need no quantization parameters."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]

@@ -1,8 +1,8 @@
-"""Concatenation scales: keep separate scales for operands of a concatenation whose ranges differ much.
+"""Concatenation scales: keep separate scales for operands of a concatenation that have very different ranges.
 
 The quantizer gives the operands and the result of a concatenation one scale, so that concatenating costs nothing. An
-operand with a much smaller range then has only a few levels left: a detector concatenates scores with boxes in pixels.
-Calibration shows which operands are affected.
+operand with a much smaller range then has only a few levels. Example: a detector concatenates scores and boxes in
+pixels. Calibration shows which operands are affected.
 
 - An operand with other readers keeps its own scale and is rescaled for the concatenation only.
 - A concatenation that the model returns becomes int16, because results are converted to float anyway, and its operands
@@ -113,9 +113,8 @@ class ConcatScales:
         may_be_int16 = self._int16_outputs and common.dtype is torch.int8
         returned = {concat for _, concat in operands if may_be_int16 and _is_returned(concat)}
         returned_roots = {shared_scales[concat] for concat in returned}
-        separable_roots = (
-            roots - returned_roots
-        )  # tensors that are quantized only for the concatenation have no finer scale
+        # Tensors that are quantized only for the concatenation have no finer scale.
+        separable_roots = roots - returned_roots
         merged = [
             x for x in operands if shared_scales[x[0]] not in (separable_roots if x[1] in returned else computed_roots)
         ]

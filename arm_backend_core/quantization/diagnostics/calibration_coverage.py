@@ -1,4 +1,4 @@
-"""Calibration coverage: notes on tensors with too few or constant values in the calibration samples."""
+"""Calibration coverage: find tensors that have too few values, or only one value, in the calibration samples."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 
-#: Number of values in all samples below which a range is a guess.
+#: Minimum number of values in all samples from which a range can be estimated.
 _MIN_VALUES = 16
-#: Number of tensors that a note names.
+#: Maximum number of tensors that a note names.
 _MAX_NAMED = 3
 
 
