@@ -164,9 +164,8 @@ class ActivationObserver(RangeObserver):
         statistics = self._statistics
         # An odd stride samples every row and channel of a tensor whose sizes are powers of two.
         stride = statistics.stride * max(x.numel() * 4 // _MAX_KEPT_VALUES, 1) | 1
-        sampled = (
-            x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
-        )  # a copy, because x may be a buffer that is written later
+        # A copy, because x may be a buffer that is written later.
+        sampled = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)
         statistics.values.append(sampled)
         statistics.kept_count += sampled.numel()
         if statistics.kept_count > _MAX_KEPT_VALUES:
