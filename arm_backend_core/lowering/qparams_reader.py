@@ -44,7 +44,7 @@ class QParamsReader:
         return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
 
     def read_result(self, node: Node) -> QParams | None:
-        """Parameters that the users of ``node`` quantize its result with, seen through consumers that merge into it.
+        """Parameters with which the users of ``node`` quantize its result, past consumers that are fused into ``node``.
 
         Returns:
             None where a user does not quantize, or users use different parameters.

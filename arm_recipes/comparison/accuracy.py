@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.kinds import INTEGER_OR_BOOL, ScalarKind, kind_of
-from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, in_float64, sum_errors
+from arm_backend_core.quantization.diagnostics.error_metrics import ErrorSums, sum_errors, to_float64
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.types import Metric
 
@@ -107,7 +107,7 @@ def sum_output_errors(expected: Iterable[Any], actual: Iterable[Any]) -> ErrorSu
     """Sum up the errors over all elements of all output tensors, in float64."""
     pairs = zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True)
     return sum_errors(
-        ErrorSums.of(in_float64(reference), in_float64(output))
+        ErrorSums.of(to_float64(reference), to_float64(output))
         for reference, output in pairs
         if isinstance(reference, Tensor)
     )

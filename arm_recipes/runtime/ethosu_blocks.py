@@ -168,17 +168,17 @@ def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | m
     weights = blocks.get(BlockName.WEIGHTS)
     if weights is None or not weights.external:
         return data
-    from arm_backend_core.backends.payload import block_stream
+    from arm_backend_core.backends.payload import pack_block_stream
 
     contents = {name: bytes(block.data) for name, block in blocks.items()}
     contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find))
-    return block_stream(list(contents.items()))
+    return pack_block_stream(list(contents.items()))
 
 
 def externalize_weights(data: bytes, commands: bytes, name: str) -> bytes:
     """Replace a payload's command stream by ``commands``, and its weights by ``name``, the key of external weights."""
-    from arm_backend_core.backends.payload import block_stream
+    from arm_backend_core.backends.payload import pack_block_stream
 
     blocks = {key: bytes(block.data) for key, block in read_blocks(memoryview(data)).items()}
     blocks |= {BlockName.COMMANDS: commands, BlockName.WEIGHTS: name.encode()}
-    return block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))
+    return pack_block_stream(list(blocks.items()), external=(BlockName.WEIGHTS,))

@@ -355,7 +355,7 @@ def _create_corrections(observed: list[Any], algorithms: Collection[str]) -> lis
 
     corrections: list[Any] = []
     if "gptq" in algorithms and len(observed) == 1:  # several methods may share their weights
-        corrections = [Gptq(model, centred="bias_correction" in algorithms) for model in observed]
+        corrections = [Gptq(model, centered="bias_correction" in algorithms) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias_correction" in algorithms else [])
 
 

@@ -23,7 +23,7 @@ from arm_backend_core.quantization.fake_quant.program import (
     FakeQuantProgram,
     StepSettings,
     activation_observers,
-    set_parameters,
+    set_qparams,
 )
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, RangeMode
 from arm_backend_core.quantization.observer import NonFiniteError, RangeObserver
@@ -148,7 +148,7 @@ class FakeQuantizedModel(torch.nn.Module):
         for observer, quantization_range in zip(
             activation_observers(observed), self._quantization_ranges(), strict=True
         ):
-            set_parameters(observer, quantization_range())
+            set_qparams(observer, quantization_range())
 
     def reset_state(self) -> None:
         """Reset the buffers that the model writes to their values at preparation.

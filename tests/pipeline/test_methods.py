@@ -85,8 +85,8 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
 def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
     whole_ = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)  # first: others take it from there too
-    monkeypatch.setattr(selection, "_MANY_STATES", 4)
-    monkeypatch.setattr(selection, "_NODES_WITH_STATES", 60)
+    monkeypatch.setattr(selection, "_MIN_BUFFERS_TO_SPLIT", 4)
+    monkeypatch.setattr(selection, "_MAX_NODES_PER_DELEGATE", 60)
     model = decoder()
     samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
     methods = {"prefill": Prefill(model), "decode": model}

@@ -23,7 +23,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core.backends.compile import compile_payload
-from arm_backend_core.backends.ethosu_commands import DMA, MAPS, decode_commands
+from arm_backend_core.backends.ethosu_commands import DMA_REGISTERS, FEATURE_MAP_REGISTERS, decode_commands
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.xdist_group("host_programs")
 _BLOCK = struct.Struct("<16sIB11s")
 _NAMES = ("vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream")
 #: Registers that hold the number of a region: of maps, of weights and scales, of a DMA's source and target.
-_REGION_REGISTERS = {*(registers[3] for registers in MAPS), 296, 297, *DMA[:2]}
+_REGION_REGISTERS = {*(registers[3] for registers in FEATURE_MAP_REGISTERS), 296, 297, *DMA_REGISTERS[:2]}
 #: Bytes of an element that each type of argument must have.
 _ELEMENTS = {
     ScalarType.INT: 4,
@@ -246,7 +246,7 @@ def _by_offset(tensors: tuple[Io, ...]) -> list[Io]:
 
 
 def _reading_region_3(stream: bytes) -> bytes:
-    return stream + struct.pack("<I", MAPS[0][3] | 3 << 16)
+    return stream + struct.pack("<I", FEATURE_MAP_REGISTERS[0][3] | 3 << 16)
 
 
 def _blocks(payload: bytes) -> Iterator[Block]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.call_counts import multiply_figures
+from arm_backend_core.backends.call_counts import multiply_estimates
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import Figures
 
@@ -110,7 +110,7 @@ def _compile_all(
 
         payload, _ = compile_best(spec, flatbuffer, delegate=lowered.name, locate=locate, results=lowered.result_bytes)
         assert payload.vela is not None
-        figures.append(multiply_figures(payload.vela, lowered.calls))
+        figures.append(multiply_estimates(payload.vela, lowered.calls))
     return sum_figures(figures)
 
 

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.ethosu_commands import DMA, decode_commands, encode_command, is_u85, pack_stream
+from arm_backend_core.backends.ethosu_commands import (
+    DMA_REGISTERS,
+    decode_commands,
+    encode_command,
+    is_u85,
+    pack_stream,
+)
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import externalize_weights
@@ -34,7 +40,7 @@ _CONV_OP, _DEPTHWISE_OP, _KERNEL_OPS, _ELEMENTWISE_OP, _DMA_OP = 2, 3, (2, 3, 5,
 _WEIGHT_REGISTERS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
 #: (region, base, precision) registers of IFM and IFM2.
 _FEATURE_MAP_REGISTERS = ((271, 0x400, 261), (399, 0x480, 389))
-_DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
+_DMA_SOURCE, _DMA_TARGET_REGION, _DMA_LENGTH = (DMA_REGISTERS[0], DMA_REGISTERS[2]), DMA_REGISTERS[1], DMA_REGISTERS[4]
 _GATHER_INDICES, _GATHER_INDEX_MAX, _DMA_STRIDES, _DMA_COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
 _MIN_CHAINED_STORAGE = 2  #: IFM storage modes from this value on are not in memory: chained operand, scalar
 _CONSTANT_REGION = 0  #: the region of weights and other constants
