@@ -440,7 +440,7 @@ def _noise(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor | 
 # -- floating point ----------------------------------------------------------------------------------------------
 
 
-class _Perturbed(quantized_reference.Float64):
+class _Perturbed(quantized_reference.Float64Interpreter):
     """float64, with every operator that rounds in float32 slightly off. ``seed`` None: as it is."""
 
     def __init__(self, module: GraphModule, seed: int | None, precision: float) -> None:
@@ -782,7 +782,7 @@ def _output_steps(program: ExportedProgram) -> list[float]:
 
 
 def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
-    exposed = quantized_reference.with_outputs(program, None)
+    exposed = quantized_reference.expose_quantized_tensors(program, None)
     nodes = list(exposed.graph.output_node().args[0])
     try:
         values = _run(Interpreter, delegate(exposed, compile_spec(target)), inputs)
