@@ -25,7 +25,7 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.accelerators import ACCELERATORS
-from tests.fuzz.oracle import quantized
+from tests.fuzz.oracle import quantize_program
 from tests.graphs import Input, family, graph, program
 from tests.models import zoo
 from tests.ops import runner
@@ -63,7 +63,8 @@ def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
 
 def test_models(model: str, profile: str, emulator: Emulator) -> None:
     entry = zoo.build(model, 2)
-    captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=profile == "a16w8")
+    program, is_int16 = runner.export(entry.model, entry.samples[0]), profile == "a16w8"
+    captured = quantize_program(program, entry.samples, int16_activations=is_int16)
     for accelerator in ACCELERATORS:
         delegates = delegates_with_payloads(runner.lower(captured, EthosUCompileSpec(accelerator)))
         assert delegates, accelerator
