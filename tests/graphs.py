@@ -24,15 +24,17 @@ from tests.accelerators import ACCELERATORS
 
 Body = Callable[..., Value | tuple[Value, ...]]
 Input = tuple[tuple[int, ...], DType]
-#: What Vela takes of TOSA 1.0, without any family's limits.
+#: Target with everything of TOSA 1.0 that Vela accepts, without the limits of an NPU family.
 EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
 _ACCELERATORS = {name.rpartition("-")[0]: name for name in ACCELERATORS}
 
 
 def family(name: str, release: vela.Release | None = None) -> Target:
-    """A target of one hardware family, or one accelerator of it, with the extensions that all families have.
+    """Make the target of an Ethos-U family or accelerator, with the extensions that all families have.
 
-    It is for the installed Vela, or a ``release`` of it.
+    Args:
+        name: a family, for example ``ethos-u55``, or an accelerator, for example ``ethos-u55-128``.
+        release: release of Vela; default: the installed one.
     """
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
@@ -41,7 +43,7 @@ def family(name: str, release: vela.Release | None = None) -> Target:
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
-    """The graph whose outputs are what ``body(builder, *inputs)`` returns."""
+    """Build a graph whose outputs are the values that ``body(builder, *inputs)`` returns."""
     result = Graph()
     values = [result.add_input(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(inputs)]
     returned = body(LegalizingBuilder(result, target), *values)
@@ -50,7 +52,7 @@ def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
 
 
 def program(body: Body, *inputs: Input, target: Target = EVERYTHING) -> bytes:
-    """The same as a flatbuffer."""
+    """Build a graph as ``graph`` does, and serialize it."""
     return serialize(graph(body, *inputs, target=target))
 
 
@@ -60,13 +62,13 @@ def _configuration(name: str) -> vela.Configuration:
 
 
 def npu_cycles(name: str, flatbuffer: bytes) -> int:
-    """Vela's estimate for a family. Raises WorkerError or WorkerDied where Vela refuses or crashes."""
+    """Return Vela's estimate of NPU cycles. Raises WorkerError if Vela refuses the graph, WorkerDied if it crashes."""
     answer, _ = vela.compile_tosa(flatbuffer, _configuration(name), 60.0)
     return int(answer["report"]["npuCycles"])
 
 
 def compiles(name: str, flatbuffer: bytes) -> bool:
-    """Whether Vela takes the flatbuffer for a family."""
+    """Whether Vela compiles the flatbuffer for a family."""
     try:
         npu_cycles(name, flatbuffer)
     except (WorkerError, WorkerDied):
@@ -75,11 +77,11 @@ def compiles(name: str, flatbuffer: bytes) -> bool:
 
 
 def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
-    """What strict validation against the target's version, profiles and extensions says, None if nothing."""
+    """Validate strictly against the target's version, profiles and extensions. Returns the errors, None if valid."""
     profiles = ",".join(f"pro_{profile.lower()}" for profile in sorted(target.profiles))
     version = target.version_text + ".draft" * (target.version > (1, 0))
     extensions = sorted(target.extensions)
-    extensions += ["mxfp_conv"] * ("mxfp" in extensions)  # two for the validator, one in the draft's text
+    extensions += ["mxfp_conv"] * ("mxfp" in extensions)  # the validator splits the draft's extension into two
     environment = f"specification_version={version} profiles={profiles} extensions={','.join(extensions)}"
     with tempfile.TemporaryDirectory() as folder:
         file, empty = Path(folder, "graph.tosa"), Path(folder, "empty.mlir")
@@ -95,7 +97,7 @@ def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
 
 
 def built(body: Body, *inputs: Input, target: Target = EVERYTHING) -> list[str]:
-    """Kinds of the operators that ``body`` emits; tosa-opt and the reference model must accept the graph."""
+    """Build a graph and list its operator kinds. Asserts that tosa-opt and the reference model accept the graph."""
     written = graph(body, *inputs, target=target)
     flatbuffer = serialize(written)
     assert tosa_opt(flatbuffer, target) is None
@@ -109,7 +111,7 @@ def validate(flatbuffer: bytes, spec: str) -> None:
     """Check the flatbuffer strictly against TOSA 1.0; ``spec`` is for example ``TOSA-1.0+INT+int16``.
 
     Raises:
-        AssertionError: with what tosa-opt says.
+        AssertionError: the flatbuffer is illegal; the message has the errors of tosa-opt.
     """
     complaint = tosa_opt(flatbuffer, Target.from_tosa_spec(spec))
     assert complaint is None, complaint[:2000]

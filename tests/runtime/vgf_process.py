@@ -1,10 +1,11 @@
-"""Runs VGF programs in ``executorch.runtime`` with the backend of ``runtime/backends/vgf``, in a process of its own.
+"""Runs VGF programs in ``executorch.runtime`` with the backend of ``runtime/backends/vgf``, in a separate process.
 
-The process of the tests may hold the host plugin's backend of the same name, and a process can load only one.
+The process of the tests may have loaded the host plugin's backend of the same name; a process can load only one.
 
 Usage: ``python -m tests.runtime.vgf_process PLUGIN FOLDER``. For each ``NAME.pte`` and ``NAME.npy`` in the folder it
-writes what the program makes of the array to ``NAME.out.npy``. What became of loading ``small.pte`` without a driver,
-without the emulation layer and with wrong inputs goes to ``outcomes.json``, with damaged payloads to ``damaged.json``.
+writes the program's output for the array to ``NAME.out.npy``. It writes the error messages of ``small.pte`` without a
+driver, without the emulation layer and with wrong inputs to ``outcomes.json``, and those of damaged payloads to
+``damaged.json``.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ _SECTIONS = ("modules", "sequence", "resources", "constants")
 
 
 def execute(program: bytes, array: np.ndarray) -> np.ndarray:
-    """The only output of the program for its only input."""
+    """Run a program with one input and one output, and return the output."""
     method = Runtime.get().load_program(program).load_method("forward")
     return method.execute([torch.from_numpy(array)])[0].numpy()
 
 
 def patched(program: bytes, offset: int, layout: str, value: int) -> bytes:
-    """The program with the number at ``offset`` replaced."""
+    """Replace the number at ``offset`` of a program."""
     changed = bytearray(program)
     struct.pack_into(layout, changed, offset, value)
     return bytes(changed)
 
 
 def damaged(program: bytes) -> Iterator[tuple[str, bytes]]:
-    """Programs that are whole, with a delegate whose VGF file is not."""
+    """Yield valid programs with damaged VGF files in their delegates."""
     start = program.index(b"VGF1")
-    # A vector of bytes in a flatbuffer has its length before it.
+    # In a flatbuffer, the length precedes a vector of bytes.
     length = struct.unpack_from("<I", program, start - 4)[0]
     for cut in (0, 1, _HEADER - 1, _HEADER, length // 2, length - 1):
         yield f"cut to {cut}", patched(program, start - 4, "<I", cut)
@@ -61,7 +62,7 @@ def damaged(program: bytes) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """The environment with ``changes``; the Vulkan loader reads it whenever an instance is made."""
+    """Change environment variables; the Vulkan loader reads them whenever an instance is created."""
     saved = {name: os.environ[name] for name in changes}
     os.environ.update(changes)
     yield
@@ -69,7 +70,7 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def attempt(action: Callable[[], np.ndarray]) -> str:
-    """What the exception says, or nothing."""
+    """Call ``action`` and return the message of its exception, or an empty string."""
     try:
         action()
     except RuntimeError as error:
@@ -78,7 +79,7 @@ def attempt(action: Callable[[], np.ndarray]) -> str:
 
 
 def main(plugin: str, folder: Path) -> None:
-    """See the module."""
+    """Run the programs of the folder, see the module's docstring."""
     ctypes.CDLL(plugin)
     small, array = (folder / "small.pte").read_bytes(), np.load(folder / "small.npy")
     outcomes = {}
