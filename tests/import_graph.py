@@ -1,6 +1,6 @@
-"""Imports between the modules of both packages: ``python -m tests.import_graph [ROOT]`` lists circles and upward ones.
+"""Import graph of both packages. ``python -m tests.import_graph [ROOT]`` lists cycles and imports of higher layers.
 
-An import counts wherever it stands: at the top, in a function, under ``TYPE_CHECKING``.
+All imports count: at module level, in functions, under ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations
@@ -52,29 +52,29 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
 }
 """Modules and packages of each package, the lowest layer first; ``""`` is the package's own ``__init__``.
 
-An import leads to the same layer or to a lower one."""
+A module may import modules of its own layer or of lower ones."""
 
 
 def sources(package: str, root: Path = ROOT) -> list[Path]:
-    """The files of a package, or the one file of a path with a suffix."""
+    """List the files of a package, or the single file of a path with a suffix."""
     path = root / package
     return [path] if path.suffix else sorted(path.rglob("*.py"))
 
 
 @cache
 def parse(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
+    """Parse a file."""
     return ast.parse(path.read_text())
 
 
 def module_name(path: Path, root: Path = ROOT) -> str:
-    """Dotted name of a file below ``root``; a package's is that of its folder."""
+    """Return the dotted name of a file below ``root``; for an ``__init__`` file, that of its package."""
     name = ".".join(path.relative_to(root).with_suffix("").parts)
     return name.removesuffix(".__init__")
 
 
 def imports(path: Path, root: Path = ROOT) -> set[str]:
-    """Names of the modules that a file imports; imported names that are no modules count as their module."""
+    """List the modules that a file imports; an imported name that is no module counts as its module."""
     found: set[str] = set()
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
@@ -94,7 +94,7 @@ def _is_module(name: str, root: Path) -> bool:
 
 
 def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
-    """Modules of a package with those of the same package that each imports, by full names.
+    """Map each module of a package to the modules of this package that it imports, by full names.
 
     An import of ``a.b.c`` also executes ``a.b``, unless the importing module is in ``a.b`` itself. It counts if ``a.b``
     imports anything.
@@ -115,13 +115,13 @@ def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
 
 
 def _parents(module: str) -> Iterator[str]:
-    """The packages that contain a module, without the outermost."""
+    """Yield the packages that contain a module, except the outermost."""
     parts = module.split(".")
     return (".".join(parts[:length]) for length in range(2, len(parts)))
 
 
 def circles(package: str, root: Path = ROOT) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others (strongly connected components)."""
+    """Find import cycles: groups of modules that import each other (strongly connected components)."""
     graph = networkx.DiGraph(
         (module, name) for module, names in package_imports(package, root).items() for name in names if name != module
     )
@@ -129,7 +129,7 @@ def circles(package: str, root: Path = ROOT) -> list[list[str]]:
 
 
 def unit(module: str) -> str:
-    """The name in ``LAYERS`` that a module belongs to: its own, or that of the nearest package around it.
+    """Return the entry of ``LAYERS`` that a module belongs to: its own, or that of the innermost package around it.
 
     The package's own ``__init__`` is ``""``. A module that has no layer is its own unit.
     """
@@ -141,7 +141,7 @@ def unit(module: str) -> str:
 
 
 def upward(package: str, root: Path = ROOT) -> Iterator[str]:
-    """Imports that lead to a higher layer."""
+    """Find imports of modules in a higher layer."""
     rank = {name: i for i, layer in enumerate(LAYERS[package]) for name in layer}
     for module, names in package_imports(package, root).items():
         for name in sorted(names):
@@ -150,7 +150,7 @@ def upward(package: str, root: Path = ROOT) -> Iterator[str]:
 
 
 def late_imports(package: str, root: Path = ROOT) -> int:
-    """How many import statements for modules of either package stand in functions."""
+    """Count the import statements of modules of both packages inside functions."""
     statements = {
         node
         for path in sources(package, root)
@@ -167,7 +167,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def main(root: Path) -> int:
-    """Print what is wrong in either package; 1 if anything is."""
+    """Print cycles and imports of higher layers. Returns 1 if there are any."""
     wrong = 0
     for package in LAYERS:
         groups = circles(package, root)

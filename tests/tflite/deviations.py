@@ -216,7 +216,8 @@ DEVIATIONS = (
         ("mul", "int16", 52),
         within=1,
     ),
-    # The legacy core uses the depth of the sum's result, 1, as the depth of a job. In the new core a job sums all channels.
+    # The legacy core uses the depth of the sum's result, 1, as the depth of a job; a job of the new core sums all
+    # channels.
     Deviation(
         "SOFTMAX",
         "the legacy core counts one job for each channel of a sum",

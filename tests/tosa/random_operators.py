@@ -282,7 +282,7 @@ class _OperatorDraw:
     _conv3d = _depthwise_conv2d = _transpose_conv2d = _conv2d
 
     def _limits(self, attrs: dict[str, Any], sizes: list[int], kernel: list[int]) -> None:
-        """Adjust the padding so that windows end at the end of the image; rarely draw large strides, dilations, windows."""
+        """Pad so that windows end at the end of the image; rarely draw large strides, dilations and windows."""
         if self.rarely(12):
             attrs["stride"][-1] = self.one(8192, 8193)
         if self.rarely(12) and "dilation" in attrs and kernel[-1] > 1:
@@ -344,7 +344,7 @@ def draw_operators(count: int, seed: int = 0) -> list[tuple[Target, Op]]:
     return [(target, _OperatorDraw(rng).operator()) for target in targets]
 
 
-# -- tosa-opt and the reference model ------------------------------------------------------------------------------------------
+# -- tosa-opt and the reference model -----------------------------------------------------------------------
 
 
 def _graph(ops: Sequence[Op]) -> bytes:
@@ -407,7 +407,7 @@ def _select_inputs(op: Op, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _run_reference(ops: Sequence[Op]) -> str | None:
-    """Run the reference model; return its error or a difference to the records' evaluation, None if there is neither."""
+    """Run the reference model; return its error or a difference to the records' evaluation, else None."""
     arrays = [_draw_operands(op) for op in ops]
     try:
         results = reference.run(
