@@ -54,7 +54,7 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
 from tests.runtime.ethosu_emulator import payloads, random_inputs
@@ -399,7 +399,7 @@ def _run(kind: _InterpreterFactory, program: ExportedProgram, inputs: Sequence[T
 
 def validate(flatbuffer: bytes, target: TosaTarget) -> None:
     """Validate a flatbuffer strictly by tosa-opt. Raises Failure if it is illegal."""
-    complaint = tosa_opt(flatbuffer, target)
+    complaint = validate_by_tosa_opt(flatbuffer, target)
     if complaint is not None:
         lines = [line for line in complaint.splitlines() if "error:" in line] or [complaint[:200]]
         raise Failure("illegal", lines[0].partition("error:")[2].strip()[:160] or lines[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
-from tests.graphs import validate
+from tests.graphs import assert_valid
 from tests.models import expectations, quantized_reference, zoo
 from tests.models.exported import Exported, precision, tosa_spec
 from tests.models.quantized_reference import Difference
@@ -81,7 +81,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
     assert delegate.payload_bytes > 0
     assert (delegate.vela is not None) == recipe.name.startswith("ETHOSU")
     assert len(result.buffer) > delegate.payload_bytes
-    validate(delegate.tosa, tosa_spec(recipe))
+    assert_valid(delegate.tosa, tosa_spec(recipe))
 
 
 @_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])

@@ -36,7 +36,7 @@ class ChildDied(AssertionError):
         self.code = code
 
 
-def in_child(
+def run_in_child(
     function: Callable[..., Any],
     *arguments: Any,
     environment: Mapping[str, str | None] | None = None,
@@ -51,19 +51,19 @@ def in_child(
     Raises:
         ChildDied: it crashed, or took too long.
     """
-    answer = start(function, *arguments, environment=environment, without=without)
+    answer = start_in_child(function, *arguments, environment=environment, without=without)
     return answer()
 
 
-def start(
+def start_in_child(
     function: Callable[..., Any],
     *arguments: Any,
     environment: Mapping[str, str | None] | None = None,
     without: Sequence[str] = (),
 ) -> Callable[[], Any]:
-    """Start ``function`` in a new process. Returns a function that waits for the result, as ``in_child`` does."""
+    """Start ``function`` in a new process. Returns a function that waits for the result, as ``run_in_child`` does."""
     here, there = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_child, args=(there, dict(environment or {}), without, function, arguments))
+    process = _CONTEXT.Process(target=_run_child, args=(there, dict(environment or {}), without, function, arguments))
     process.start()
     there.close()
 
@@ -87,7 +87,7 @@ def start(
     return answer
 
 
-def _child(
+def _run_child(
     answer: Connection,
     environment: Mapping[str, str | None],
     without: Sequence[str],
@@ -141,7 +141,7 @@ def run_each(programs: Sequence[bytes], tensors: Sequence[Any], answer: Connecti
             answer.send((number, f"{type(error).__name__}: {error}"))
 
 
-def fates(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
+def run_programs(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
     """Run each program; return its outputs, the exception's class and text, or ``crash`` and the exit code."""
     found: list[list[Any] | str] = []
     while len(found) < len(programs):
@@ -164,7 +164,7 @@ def fates(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | str]:
     return found
 
 
-def vulkan() -> tuple[str, bool, dict[str, str | None]]:
+def find_vulkan_loader() -> tuple[str, bool, dict[str, str | None]]:
     """Return the chosen Vulkan loader, whether the emulation layer is used, and the resulting environment."""
     from arm_recipes.runtime.vulkan import connect
 
@@ -253,7 +253,7 @@ def export_and_run() -> tuple[int, str]:
     return len(result.buffer), ""
 
 
-def interrupted(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
+def interrupt_run(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     """Interrupt a run by Ctrl-C; return the exception and the outputs of the next run."""
     from arm_backend_core.tosa import reference
     from arm_recipes import load
@@ -274,7 +274,7 @@ def interrupted(program: bytes, *tensors: Any) -> tuple[str, list[Any]]:
     return raised, [output.numpy() for output in loaded.execute(*tensors)]
 
 
-def in_threads(
+def run_in_threads(
     jobs: Sequence[tuple[Sequence[bytes], Sequence[Sequence[Any]]]], shared: bool = False
 ) -> list[list[Any]]:
     """Run all jobs at the same time, each in its own thread. A job has programs and the inputs of each of their runs.

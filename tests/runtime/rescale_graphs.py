@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from tests.graphs import graph
+from tests.graphs import build_graph
 
 _SHAPE = (1, 2, 3, 4)
 _TYPES = (DType.INT8, DType.INT8, DType.INT16, DType.INT32)
@@ -35,7 +35,7 @@ def draw(seed: int, target: Target) -> Graph:
     rng = random.Random(seed)
     while True:
         inputs = tuple((_SHAPE, rng.choice(_TYPES)) for _ in range(rng.randint(1, 2)))
-        drawn = graph(lambda b, *values: _body(b, values, rng), *inputs, target=target)
+        drawn = build_graph(lambda b, *values: _body(b, values, rng), *inputs, target=target)
         drawn.remove_dead()
         if drawn.ops and drawn.users().keys() >= set(drawn.inputs):
             return drawn

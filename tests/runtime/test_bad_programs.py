@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from arm_recipes import ArmRecipeType, ProgramError, RunError, export, load
 from arm_recipes.runtime.errors import PayloadError
 from tests.runtime import host_children, pte_programs
-from tests.runtime.host_children import fates, in_child
+from tests.runtime.host_children import run_in_child, run_programs
 from tests.runtime.host_programs import MIXED, methods, mixed, plain, small, unsealed, untracked
 from tests.small_models import images, vectors
 
@@ -99,7 +99,7 @@ def test_flips_without_a_checksum(name: str) -> None:
     expected = [output.numpy() for output in load(data).execute(*tensors)]
     damaged = list(_random_flips(data, 400))
     kinds: Counter[str] = Counter()
-    for fate in fates(damaged, *tensors):
+    for fate in run_programs(damaged, *tensors):
         if isinstance(fate, str):
             kinds[re.split("[: ]", fate)[0]] += 1
         else:
@@ -124,7 +124,7 @@ def test_header_fields_without_a_checksum(field: int, value: int) -> None:
     assert data[8:12] == b"eh00"
     layout = "<I" if field == 12 else "<Q"
     struct.pack_into(layout, data, field, value & (0xFFFFFFFF if field == 12 else -1))
-    (fate,) = fates([bytes(data)], *images(1)[0])
+    (fate,) = run_programs([bytes(data)], *images(1)[0])
     if isinstance(fate, str):
         assert fate.startswith(("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime"))
     else:  # it says where the segments are, and this program has none but the names
@@ -186,7 +186,7 @@ def test_a_damaged_vgf_payload_without_a_checksum() -> None:
     }
     for reason, damaged in wrong.items():
         with pytest.raises(PayloadError, match=rf"'forward' cannot be run: .*{reason}"):
-            in_child(host_children.run, damaged, x)
+            run_in_child(host_children.run, damaged, x)
 
 
 @pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
@@ -196,7 +196,7 @@ def test_a_damaged_ethosu_payload_without_a_checksum(recipe: ArmRecipeType) -> N
     first, last = _payload(program)
     (x,) = images(1)[0]
     kinds: Counter[str] = Counter()
-    for fate in fates(list(_random_flips(program, 300, first, last)), x):
+    for fate in run_programs(list(_random_flips(program, 300, first, last)), x):
         if not isinstance(fate, str):
             kinds["ran"] += 1  # flips in weights are as good as others
             continue
@@ -343,6 +343,6 @@ def test_no_program_at_all(data: bytes) -> None:
 def test_a_crash_of_a_child_is_seen() -> None:
     """The tests above would prove nothing if it were not."""
     with pytest.raises(host_children.ChildDied, match="-11"):
-        in_child(host_children.crash)
-    (fate,) = fates([methods()], torch.ones(1, 9))
+        run_in_child(host_children.crash)
+    (fate,) = run_programs([methods()], torch.ones(1, 9))
     assert fate == "ValueError: no method 'forward'; the program has: between, first, second"

@@ -12,7 +12,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
 from tests.accelerators import ACCELERATORS
-from tests.graphs import Body, family, graph
+from tests.graphs import Body, build_graph, make_target
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
 from tests.tosa.conformance.campaign import find_example, find_explanation, run_test, sample_tests
@@ -55,15 +55,15 @@ def test_images_of_a_strided_convolution(accelerator: str, emulator: Emulator) -
 
         return written
 
-    target = family(accelerator)
+    target = make_target(accelerator)
     for images, kernel, stride in ((1, 1, 4), (2, 1, 3), (2, 2, 4)):
         given = (images, 3, 8 + kernel, 2), DType.INT8
-        flatbuffer = serialize(graph(body(kernel, stride), given, target=target))
+        flatbuffer = serialize(build_graph(body(kernel, stride), given, target=target))
         inputs = [np.random.default_rng(0).integers(-128, 128, given[0]).astype(np.int8)]
         expected = reference.run(flatbuffer, inputs)
-        assert npu.outcome(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
+        assert npu.compile_and_compare(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
     with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\), padded or of 1x1"):
-        graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
+        build_graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
 
 
 _OF_PROGRAMS = [expected for expected in KNOWN_DISAGREEMENTS if expected.question in ("Vela", "emulator")]

@@ -24,7 +24,7 @@ from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 from tests.runtime.host_programs import Between, Counting, small, untracked, wide
 from tests.small_models import Small, images, vectors
 from tests.verify_only import select_third
@@ -205,7 +205,7 @@ def test_inputs_that_nothing_reads() -> None:
     def body(b: Builder, _: Value, x: Value) -> Value:
         return b.rescale(x, DType.INT8, 0.5)
 
-    flatbuffer = program(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
+    flatbuffer = build_flatbuffer(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
     spec = EthosUCompileSpec("ethos-u55-128")
     payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unused_inputs={0: (6, 4)}).data
     delegate = EthosUDelegate(payload, {})

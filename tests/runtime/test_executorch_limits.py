@@ -31,7 +31,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
 from tests.accelerators import ACCELERATORS
-from tests.graphs import program as flatbuffer_of
+from tests.graphs import build_flatbuffer as flatbuffer_of
 from tests.runtime.host_programs import Between, mixed, small, wide
 
 pytestmark = pytest.mark.xdist_group("host_programs")

@@ -27,7 +27,7 @@ from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.accelerators import ACCELERATORS
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 from tests.runtime.ethosu_emulator import Payload, read_payload
 from tests.runtime.npu_streams import Commands
 from tests.runtime.tflite_models import (
@@ -53,7 +53,7 @@ def _convolution(b: Builder, x: Value, y: Value) -> Value:
 
 @cache
 def _flatbuffer() -> bytes:
-    return program(_convolution, (_SHAPES[0], DType.INT8), (_SHAPES[1], DType.INT8))
+    return build_flatbuffer(_convolution, (_SHAPES[0], DType.INT8), (_SHAPES[1], DType.INT8))
 
 
 @cache
@@ -192,7 +192,7 @@ def _wide_body(b: Builder, x: Value) -> Value:
 
 @cache
 def _wide_flatbuffer() -> bytes:
-    return program(_wide_body, (_WIDE, DType.INT8))
+    return build_flatbuffer(_wide_body, (_WIDE, DType.INT8))
 
 
 @cache

@@ -13,7 +13,7 @@ from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import merge
 from arm_backend_core.tosa.passes.pipeline import finish, run
 from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
-from tests.graphs import family, graph
+from tests.graphs import build_graph, make_target
 from tests.runtime.vela_bugs import COMPILED_CORRECTLY, REPRODUCERS, Reproducer
 
 
@@ -25,7 +25,7 @@ def draw(seed: int, accelerator: str) -> Reproducer:
         first, second = rng.choice([row for row in known if accelerator in row.wrong]), rng.choice(known)
         pair = _pair(first, second, rng)
         try:
-            graph(pair.body, *pair.inputs, target=family(accelerator))
+            build_graph(pair.body, *pair.inputs, target=make_target(accelerator))
         except Unsupported:  # the accelerator does not support the adapting operators
             continue
         return pair
@@ -33,7 +33,7 @@ def draw(seed: int, accelerator: str) -> Reproducer:
 
 def optimized(pair: Reproducer, target: Target, seed: int) -> Graph:
     """Run all passes on a pair for odd seeds, else only the last ones, which keep more operators adjacent."""
-    written = graph(pair.body, *pair.inputs, target=target)
+    written = build_graph(pair.body, *pair.inputs, target=target)
     written.remove_dead()
     if seed % 2:
         run(written, target)

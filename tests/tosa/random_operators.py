@@ -27,7 +27,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS, UNARY, evaluate
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 
 Array = np.ndarray[Any, Any]
 OperandsAndAttributes = tuple[list[Value], dict[str, Any]]
@@ -442,7 +442,7 @@ def _has_bf16(op: Op) -> bool:
 
 
 def _validate_strictly(ops: list[tuple[Target, Op]]) -> str | None:
-    return tosa_opt(_graph([op for _, op in ops]), ops[0][0])
+    return validate_by_tosa_opt(_graph([op for _, op in ops]), ops[0][0])
 
 
 def _accepted_by_both(refused: Sequence[tuple[Target, Op]]) -> list[int]:
@@ -455,7 +455,7 @@ def _accepted_by_both(refused: Sequence[tuple[Target, Op]]) -> list[int]:
     done = subprocess.run(command, input=pickle.dumps(list(graphs.values())), capture_output=True, check=True)
     verdicts = zip(graphs.items(), pickle.loads(done.stdout), strict=True)
     ran = [(i, flatbuffer) for (i, (flatbuffer, _)), no in verdicts if not no]
-    return [i for i, flatbuffer in ran if tosa_opt(flatbuffer, refused[i][0]) is None]
+    return [i for i, flatbuffer in ran if validate_by_tosa_opt(flatbuffer, refused[i][0]) is None]
 
 
 def disagreements(drawn: Sequence[tuple[Target, Op]]) -> tuple[list[str], Counter[str]]:

@@ -25,7 +25,7 @@ from arm_backend_core.tosa.passes import pipeline
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import family
+from tests.graphs import make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.conformance import model
 from tests.tosa.conformance.generation import GeneratedTest
@@ -75,7 +75,7 @@ def try_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> Npu
 
 def check_on_npu(test: GeneratedTest, accelerator: str, emulator: Emulator) -> NpuVerdict:
     """Compile and execute an integer test that expects success."""
-    target = family(accelerator)
+    target = make_target(accelerator)
     graph, inputs = make_runnable(test)
     reason = next((reason for op in graph.ops if (reason := op_refusal(target, op))), None)
     if reason is not None:
