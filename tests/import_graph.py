@@ -55,7 +55,7 @@ LAYERS: Mapping[str, tuple[set[str], ...]] = {
 A module may import modules of its own layer or of lower ones."""
 
 
-def sources(package: str, root: Path = ROOT) -> list[Path]:
+def list_sources(package: str, root: Path = ROOT) -> list[Path]:
     """List the files of a package, or the single file of a path with a suffix."""
     path = root / package
     return [path] if path.suffix else sorted(path.rglob("*.py"))
@@ -73,7 +73,7 @@ def module_name(path: Path, root: Path = ROOT) -> str:
     return name.removesuffix(".__init__")
 
 
-def imports(path: Path, root: Path = ROOT) -> set[str]:
+def list_imports(path: Path, root: Path = ROOT) -> set[str]:
     """List the modules that a file imports; an imported name that is no module counts as its module."""
     found: set[str] = set()
     for node in ast.walk(parse(path)):
@@ -100,15 +100,15 @@ def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
     imports anything.
     """
     graph = {}
-    for path in sources(package, root):
+    for path in list_sources(package, root):
         module = module_name(path, root)
-        names = {name for name in imports(path, root) if f"{name}.".startswith(f"{package}.")}
+        names = {name for name in list_imports(path, root) if f"{name}.".startswith(f"{package}.")}
         around = {
             parent
             for name in names
             for parent in _parents(name)
             if not f"{module}.".startswith(f"{parent}.")
-            and imports(root.joinpath(*parent.split("."), "__init__.py"), root)
+            and list_imports(root.joinpath(*parent.split("."), "__init__.py"), root)
         }
         graph[module] = names | around
     return graph
@@ -120,7 +120,7 @@ def _parents(module: str) -> Iterator[str]:
     return (".".join(parts[:length]) for length in range(2, len(parts)))
 
 
-def circles(package: str, root: Path = ROOT) -> list[list[str]]:
+def find_cycles(package: str, root: Path = ROOT) -> list[list[str]]:
     """Find import cycles: groups of modules that import each other (strongly connected components)."""
     graph = networkx.DiGraph(
         (module, name) for module, names in package_imports(package, root).items() for name in names if name != module
@@ -128,7 +128,7 @@ def circles(package: str, root: Path = ROOT) -> list[list[str]]:
     return sorted(sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1)
 
 
-def unit(module: str) -> str:
+def layer_entry(module: str) -> str:
     """Return the entry of ``LAYERS`` that a module belongs to: its own, or that of the innermost package around it.
 
     The package's own ``__init__`` is ``""``. A module that has no layer is its own unit.
@@ -140,20 +140,20 @@ def unit(module: str) -> str:
     return next((name for name in prefixes if name in known), path)
 
 
-def upward(package: str, root: Path = ROOT) -> Iterator[str]:
+def find_upward_imports(package: str, root: Path = ROOT) -> Iterator[str]:
     """Find imports of modules in a higher layer."""
     rank = {name: i for i, layer in enumerate(LAYERS[package]) for name in layer}
     for module, names in package_imports(package, root).items():
         for name in sorted(names):
-            if rank[unit(name)] > rank[unit(module)]:
+            if rank[layer_entry(name)] > rank[layer_entry(module)]:
                 yield f"{module} imports {name}"
 
 
-def late_imports(package: str, root: Path = ROOT) -> int:
+def count_imports_in_functions(package: str, root: Path = ROOT) -> int:
     """Count the import statements of modules of both packages inside functions."""
     statements = {
         node
-        for path in sources(package, root)
+        for path in list_sources(package, root)
         for function in ast.walk(parse(path))
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
         for node in ast.walk(function)
@@ -170,13 +170,13 @@ def main(root: Path) -> int:
     """Print cycles and imports of higher layers. Returns 1 if there are any."""
     wrong = 0
     for package in LAYERS:
-        groups = circles(package, root)
-        print(f"{package}: {len(groups)} circles, {late_imports(package, root)} imports in functions")
+        groups = find_cycles(package, root)
+        print(f"{package}: {len(groups)} circles, {count_imports_in_functions(package, root)} imports in functions")
         for group in groups:
             print(f"  circle of {len(group)}: {' '.join(name.removeprefix(f'{package}.') for name in group)}")
         wrong += len(groups)
         if root == ROOT:
-            leading = list(upward(package, root))
+            leading = list(find_upward_imports(package, root))
             print(f"{package}: {len(leading)} upward imports", *leading, sep="\n  ")
             wrong += len(leading)
     return 1 if wrong else 0

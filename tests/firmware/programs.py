@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models.decoder import Prefill, decoder, prompt
-from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, small, wide
+from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, export_small, export_wide
 from tests.small_models import images, vectors
 
 U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
@@ -87,12 +87,12 @@ def _decoder() -> ExportResult:
 
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
-    "float_u55": lambda: small(U55),
-    "quantized_u55": lambda: small(U55, quantized_io=True),
-    "quantized_u85": lambda: small(U85, quantized_io=True),
-    "a16w8_u85": lambda: small(U85_A16W8),
-    "fast_scratch_u65": lambda: wide(U65)[0],
-    "stripes_u55": lambda: wide(U55)[0],
+    "float_u55": lambda: export_small(U55),
+    "quantized_u55": lambda: export_small(U55, quantized_io=True),
+    "quantized_u85": lambda: export_small(U85, quantized_io=True),
+    "a16w8_u85": lambda: export_small(U85_A16W8),
+    "fast_scratch_u65": lambda: export_wide(U65)[0],
+    "stripes_u55": lambda: export_wide(U55)[0],
     "mixed_u85": lambda: _exported(Mixed().eval(), U85, [MIXED]),
     "state_u55": lambda: _exported(Counting().eval(), U55, vectors(2)),
     "cpu_between_u85": lambda: _exported(Between().eval(), U85, vectors(2)),

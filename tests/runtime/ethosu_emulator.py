@@ -21,7 +21,7 @@ from tests.ops.runner import Lowered
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
-#: Bytes of fast scratch that every program gets. The payload does not contain the size that it needs.
+#: Bytes of fast scratch for every program, because payloads do not contain the required size.
 _FAST_SCRATCH = 4 << 20
 
 

@@ -85,12 +85,12 @@ class Wide(nn.Module):
 
 
 @cache
-def small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
+def export_small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
     """Export ``Small``."""
     return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
 
 
-def wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
+def export_wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
     """Export ``Wide``; return the result and an input."""
     generator = torch.Generator().manual_seed(2)
     samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
@@ -98,32 +98,32 @@ def wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
 
 
 @cache
-def mixed(recipe: ArmRecipeType) -> ExportResult:
+def export_mixed(recipe: ArmRecipeType) -> ExportResult:
     """Export ``Mixed``."""
     return export(Mixed().eval(), ExportRecipe.get_recipe(recipe), [MIXED])
 
 
 @cache
-def methods() -> bytes:
+def export_methods() -> bytes:
     """Export a program with three methods: ``Counting`` twice, and ``Between``."""
     models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
     return export(models, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), dict.fromkeys(models, vectors(1))).buffer
 
 
 @cache
-def plain(recipe: ArmRecipeType) -> bytes:
+def export_without_recipe(recipe: ArmRecipeType) -> bytes:
     """Export ``Small`` by ExecuTorch's own export, without input names and checksum of the file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ArmRecipesWarning)
         return bytes(executorch_export(Small().eval(), images(), ExportRecipe.get_recipe(recipe)).get_pte_buffer())
 
 
-def unsealed(program: bytes) -> bytes:
+def remove_file_checksum(program: bytes) -> bytes:
     """Remove the checksum of the file, so that the reader does not find it."""
     at = program.rindex(_CHECKSUM_PREFIX) + len(_CHECKSUM_PREFIX)
     return program[:at] + _CHECKSUM_PLACEHOLDER.encode() + program[at + len(_CHECKSUM_PLACEHOLDER) :]
 
 
-def untracked(program: bytes) -> bytes:
+def remove_checksums(program: bytes) -> bytes:
     """Remove the checksums of file and payloads by renaming the keys of their compile specs."""
-    return unsealed(program).replace(b"payload_crc32", b"payload_other")
+    return remove_file_checksum(program).replace(b"payload_crc32", b"payload_other")

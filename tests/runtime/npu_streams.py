@@ -207,7 +207,7 @@ def pool(
     return [int(value) for value in values.ravel()]
 
 
-def copied(emulator: Emulator, npu: str, data: Array) -> list[int]:
+def copy_by_dma(emulator: Emulator, npu: str, data: Array) -> list[int]:
     """Copy one row from the constants to scratch by a DMA, and return it."""
     commands = Commands(npu)
     commands.copy((WEIGHTS, 0), (SCRATCH, 0), data.nbytes)

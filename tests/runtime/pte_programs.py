@@ -66,7 +66,9 @@ def _mutable_buffer() -> bytes:
 
 def _segments() -> bytes:
     """Write a program with payloads after the flatbuffer (``extract_delegate_segments=True``) and named data."""
-    return rewritten(program("methods"), named_data={"weights": bytes(range(200))}, extract_delegate_segments=True)
+    return rewrite_program(
+        program("methods"), named_data={"weights": bytes(range(200))}, extract_delegate_segments=True
+    )
 
 
 _MAKERS: dict[str, Callable[[], bytes]] = {
@@ -87,7 +89,7 @@ def program(name: str) -> bytes:
     return bytes(_MAKERS[name]())
 
 
-def rewritten(
+def rewrite_program(
     data: bytes,
     *,
     named_data: dict[str, bytes] | None = None,

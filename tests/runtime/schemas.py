@@ -10,7 +10,9 @@ _TABLE = re.compile(r"^table (\w+)\s*\{(.*?)^\}", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+|\[\w+\])[^;]*;")
 
 
-def agree(module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ...]] | None = None) -> None:
+def assert_fields_match(
+    module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ...]] | None = None
+) -> None:
     """Check the classes of a module against the tables of a schema with their names (``Name`` or ``_Name``).
 
     Args:

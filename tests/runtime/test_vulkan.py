@@ -12,7 +12,7 @@ from arm_recipes.runtime import vulkan as product
 from tests.runtime import host_children
 from tests.runtime.building import require, run
 from tests.runtime.host_children import run_in_child
-from tests.runtime.host_programs import small, unsealed, untracked
+from tests.runtime.host_programs import export_small, remove_checksums, remove_file_checksum
 from tests.small_models import images
 
 #: The processes and the exported programs that they share are made once.
@@ -68,8 +68,8 @@ def _fake(folder: Path, *, version: tuple[int, int] = (1, 4), instance: int = 0,
 
 def test_it_is_found() -> None:
     (x,) = images(1)[0]
-    (here,) = run_in_child(host_children.run, small(VGF).buffer, x)
-    (reference,) = run_in_child(host_children.run, small(TOSA).buffer, x)
+    (here,) = run_in_child(host_children.run, export_small(VGF).buffer, x)
+    (reference,) = run_in_child(host_children.run, export_small(TOSA).buffer, x)
     assert np.array_equal(here, reference)
 
 
@@ -86,7 +86,9 @@ def test_no_loader() -> None:
         RuntimeUnavailable,
         match=r"'forward' cannot be run: There is no usable Vulkan loader: /nowhere/libvulkan.so: .*" + ADVICE,
     ):
-        run_in_child(host_children.run, small(VGF).buffer, *images(1)[0], environment={LOADER: "/nowhere/libvulkan.so"})
+        run_in_child(
+            host_children.run, export_small(VGF).buffer, *images(1)[0], environment={LOADER: "/nowhere/libvulkan.so"}
+        )
 
 
 @pytest.mark.parametrize(("version", "text"), [((1, 3), "1.3.0"), ((0, 9), "0.9.0"), ((1, 0), "1.0.0")])
@@ -108,9 +110,9 @@ def test_the_next_loader_is_taken_where_the_first_is_too_old(tmp_path: Path) -> 
     (x,) = images(1)[0]
     good, _, _ = run_in_child(host_children.find_vulkan_loader)
     loaders = ["/nowhere/libvulkan.so", _fake(tmp_path, version=(1, 3)), good]
-    chosen, (output,) = run_in_child(host_children.run_with_loaders, loaders, small(VGF).buffer, x)
+    chosen, (output,) = run_in_child(host_children.run_with_loaders, loaders, export_small(VGF).buffer, x)
     assert chosen == good
-    assert np.array_equal(output, run_in_child(host_children.run, small(TOSA).buffer, x)[0])
+    assert np.array_equal(output, run_in_child(host_children.run, export_small(TOSA).buffer, x)[0])
 
 
 @pytest.mark.parametrize("instance", [0, -9])
@@ -142,8 +144,8 @@ def test_no_driver_and_what_still_runs() -> None:
     (x,) = images(1)[0]
     said, (output,) = run_in_child(
         host_children.run_after_failure,
-        small(VGF).buffer,
-        small(TOSA).buffer,
+        export_small(VGF).buffer,
+        export_small(TOSA).buffer,
         x,
         environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
     )
@@ -159,7 +161,7 @@ def test_no_driver_for_a_payload_without_a_checksum() -> None:
     with pytest.raises(RuntimeUnavailable, match=f"finds no driver.*{ADVICE}"):
         run_in_child(
             host_children.run,
-            untracked(small(VGF).buffer),
+            remove_checksums(export_small(VGF).buffer),
             *images(1)[0],
             environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
         )
@@ -167,9 +169,9 @@ def test_no_driver_for_a_payload_without_a_checksum() -> None:
 
 def test_no_emulation_layer(tmp_path: Path) -> None:
     with pytest.raises(RuntimeUnavailable, match=r"pip install 'arm-recipes\[vgf\]'"):
-        run_in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
+        run_in_child(host_children.run, export_small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
     with pytest.raises(RuntimeUnavailable, match=r"is installed without 'libVkLayer_Tensor\.so': install it again"):
-        run_in_child(host_children.run_without_layer_library, str(tmp_path), small(VGF).buffer, *images(1)[0])
+        run_in_child(host_children.run_without_layer_library, str(tmp_path), export_small(VGF).buffer, *images(1)[0])
 
 
 def test_no_scenario_runner() -> None:
@@ -177,7 +179,7 @@ def test_no_scenario_runner() -> None:
         RuntimeUnavailable,
         match=r"needs the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'arm-recipes\[vgf\]'",
     ):
-        run_in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
+        run_in_child(host_children.run, export_small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
 
 
 def test_the_loader_of_the_environment_is_taken() -> None:
@@ -189,6 +191,6 @@ def test_unsealed_programs_need_no_trial_on_vulkan() -> None:
     """Their payloads have checksums."""
     (x,) = images(1)[0]
     assert np.array_equal(
-        run_in_child(host_children.run, unsealed(small(VGF).buffer), x)[0],
-        run_in_child(host_children.run, small(TOSA).buffer, x)[0],
+        run_in_child(host_children.run, remove_file_checksum(export_small(VGF).buffer), x)[0],
+        run_in_child(host_children.run, export_small(TOSA).buffer, x)[0],
     )

@@ -45,10 +45,10 @@ class TfliteTensor:
     """A tensor.
 
     Attributes:
-        scale: one, or those of the slices along ``axis``, which share their zero point.
-        data: its constants.
-        offset: its place in the arena.
-        is_variable: it keeps its value from one run to the next.
+        scale: one scale, or one per slice along ``axis``; all slices have the same zero point.
+        data: bytes of a constant.
+        offset: offset in the arena; -1 if the runtime chooses it.
+        is_variable: whether the tensor keeps its value from one run to the next.
     """
 
     name: str
@@ -70,7 +70,7 @@ class TfliteOperator:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     custom_options: bytes = b""
-    #: Writes the options of a builtin operator, whose type comes with it.
+    #: Type of the options of a builtin operator, and the function that writes them.
     options: tuple[int, Callable[[flatbuffers.Builder], int]] | None = None
     intermediates: tuple[int, ...] = ()
 
@@ -120,7 +120,7 @@ def tflite_model(
     return bytes(b.Output())
 
 
-def around(
+def wrap_command_stream(
     payload: Payload,
     inputs: Sequence[TfliteTensor],
     outputs: Sequence[TfliteTensor],
