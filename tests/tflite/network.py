@@ -19,7 +19,7 @@ ABSENT = -1
 
 @dataclass(frozen=True)
 class Quantization:
-    """Quantization parameters: ``real = scale * (integer - zero_point)``. A tuple has one scale per slice of ``axis``."""
+    """Quantization: ``real = scale * (integer - zero_point)``. A tuple has one scale per slice of ``axis``."""
 
     scale: float | tuple[float, ...]
     zero_point: int = 0
