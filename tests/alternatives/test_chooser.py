@@ -50,7 +50,7 @@ from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.accelerators import ACCELERATORS
-from tests.graphs import family, graph, npu_cycles
+from tests.graphs import build_graph, estimate_npu_cycles, make_target
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.verify_only import mark_verify
 
@@ -743,20 +743,20 @@ def _widened_table(b: Builder, x: Value) -> Value:
 @pytest.mark.parametrize("width", [512, 1])
 def test_tables_are_widened_as_the_npu_does(accelerator: str, width: int) -> None:
     """The same bits, and fewer cycles; a column on U85 as many with Vela 5.1."""
-    target = family(accelerator)
-    before, after = (graph(_widened_table, ((8, width), DType.INT16)) for _ in range(2))
+    target = make_target(accelerator)
+    before, after = (build_graph(_widened_table, ((8, width), DType.INT16)) for _ in range(2))
     apply_unconditional(after, target)
     after.remove_dead()
     x = np.random.default_rng(0).integers(-(2**15), 2**15, (8, width)).astype(np.int16)
     (wanted,), (given,) = (reference.run(serialize(g), [x]) for g in (before, after))
     assert np.array_equal(wanted, given)
-    cycles = [npu_cycles(accelerator.rpartition("-")[0], serialize(g)) for g in (before, after)]
+    cycles = [estimate_npu_cycles(accelerator.rpartition("-")[0], serialize(g)) for g in (before, after)]
     assert cycles[1] < cycles[0] or (width == 1 and cycles[1] <= cycles[0])
 
 
 @pytest.mark.parametrize(("release", "clamps"), [((5, 1), 1), ((5, 2), 0)])
 def test_bounds_are_for_the_estimate_of_one_release(release: vela.Release, clamps: int) -> None:
-    written = graph(lambda b, x: b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), ((1, 4, 4, 8), DType.INT8))
-    apply_unconditional(written, family("ethos-u55-128", release))
+    written = build_graph(lambda b, x: b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), ((1, 4, 4, 8), DType.INT8))
+    apply_unconditional(written, make_target("ethos-u55-128", release))
     written.remove_dead()
     assert [op.kind for op in written.ops].count("CLAMP") == clamps

@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from arm_recipes.recipe import options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, can_block_scale
-from tests.graphs import tosa_opt
+from tests.graphs import validate_by_tosa_opt
 from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import payloads
 
@@ -75,7 +75,7 @@ def test_a_format_rounds(format: str) -> None:
 def test_the_validator_takes_them() -> None:
     model, x = _layers("conv2d", "fp6e2m3")
     (flatbuffer,) = payloads(delegate(torch.export.export(model, (x,)), TosaCompileSpec(SPEC)))
-    assert tosa_opt(flatbuffer, Target.from_tosa_spec(SPEC)) is None
+    assert validate_by_tosa_opt(flatbuffer, Target.from_tosa_spec(SPEC)) is None
 
 
 def test_readers_of_one_input_share_its_blocks() -> None:

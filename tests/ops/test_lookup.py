@@ -14,7 +14,7 @@ from arm_backend_core.ops.lookup import apply_by_table
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa import reference
-from tests.graphs import program
+from tests.graphs import build_flatbuffer
 
 Array = np.ndarray[Any, Any]
 I8, I16 = DType.INT8, DType.INT16
@@ -31,7 +31,7 @@ def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QPara
         with np.errstate(all="ignore"):
             return apply_by_table(b, Tensor(value, q), function, out)
 
-    (y,) = reference.run(program(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
+    (y,) = reference.run(build_flatbuffer(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
     return out.dequantize(y)
 
 

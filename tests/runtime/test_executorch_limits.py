@@ -31,8 +31,8 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.runtime import pte
 from tests.accelerators import ACCELERATORS
-from tests.graphs import program as flatbuffer_of
-from tests.runtime.host_programs import Between, mixed, small, wide
+from tests.graphs import build_flatbuffer as flatbuffer_of
+from tests.runtime.host_programs import Between, export_mixed, export_small, export_wide
 
 pytestmark = pytest.mark.xdist_group("host_programs")
 
@@ -369,12 +369,12 @@ def _between() -> ExportResult:
 
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
-    "U55, float": lambda: small(ArmRecipeType.ETHOSU_U55_INT8),
-    "U85, int8": lambda: small(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True),
-    "U65, int16": lambda: small(ArmRecipeType.ETHOSU_U65_A16W8, quantized_io=True),
-    "several tensors": lambda: mixed(ArmRecipeType.ETHOSU_U85_INT8),
+    "U55, float": lambda: export_small(ArmRecipeType.ETHOSU_U55_INT8),
+    "U85, int8": lambda: export_small(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True),
+    "U65, int16": lambda: export_small(ArmRecipeType.ETHOSU_U65_A16W8, quantized_io=True),
+    "several tensors": lambda: export_mixed(ArmRecipeType.ETHOSU_U85_INT8),
     "layouts and masks": _layouts,
-    "fast scratch": lambda: wide(ArmRecipeType.ETHOSU_U65_INT8)[0],
+    "fast scratch": lambda: export_wide(ArmRecipeType.ETHOSU_U65_INT8)[0],
     "state, shared weights": _shared,
     "loop": _loop,
     "CPU between": _between,

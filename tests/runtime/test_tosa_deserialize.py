@@ -18,7 +18,7 @@ from arm_backend_core.tosa.passes.branches import outline_control_flow
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.tosa_deserialize import deserialize
-from tests.graphs import graph
+from tests.graphs import build_graph
 from tests.runtime.schemas import tables
 from tests.tosa.random_operators import draw_operators
 
@@ -92,7 +92,7 @@ def _branches() -> Graph:
         chosen: Value = b.select(condition, b.add(x, b.const([[3]], DType.INT32)), b.sub(x, b.unary("CLZ", x)))
         return chosen
 
-    written = graph(body, ((1, 1), DType.BOOL), ((2, 3), DType.INT32), target=_CONTROL)
+    written = build_graph(body, ((1, 1), DType.BOOL), ((2, 3), DType.INT32), target=_CONTROL)
     outline_control_flow(written, _CONTROL)
     assert written.ops[0].kind == "COND_IF"
     return written
