@@ -15,7 +15,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.pipeline import finish
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.passes.trace import is_rewrite_traced, trace_rule
 
 #: Estimates the cost of each graph; None if there is no estimate.
@@ -47,7 +47,7 @@ class Alternative:
 
     name: str
     kinds: tuple[str, ...]
-    rule: Rule
+    rule: RewriteRule
     match_region: Callable[[Op, Rewriter], Region | None]
 
 

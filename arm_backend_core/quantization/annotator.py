@@ -80,7 +80,7 @@ class Annotator:
         states = {state: value for state, value, _ in self._writes()}
         may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
         self.plan = FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
-        for functions in self.plan.chains():
+        for functions in self.plan.fused_chains():
             self._use_finest_config(functions)
         for node in reversed(self.records):
             self._choose_result_spec(node)

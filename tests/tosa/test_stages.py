@@ -84,7 +84,7 @@ def test_stages_follow_one_another() -> None:
     marks = [step.stage_after.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
     assert all(later <= earlier for earlier, later in pairwise(marks))
     assert marks[-1] == frozenset()
-    booleans = [step.stage_after.booleans for step in steps]
+    booleans = [step.stage_after.allows_bool for step in steps]
     assert booleans == sorted(booleans, reverse=True)
     assert steps[-1].stage_after == FINAL
 

@@ -1,6 +1,6 @@
-"""Legalization of block-scaled convolutions: MX_CONV2D becomes TOSA operators, of which the cast has two results.
+"""Legalization of block-scaled convolutions: MX_CONV2D becomes CAST_TO_BLOCK_SCALED and CONV2D_BLOCK_SCALED.
 
-It runs late, so that no other pass has to handle operators with two results.
+The cast has two results, elements and scales. The pass runs late, so that other passes need not handle two results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
 
 def legalize_block_scaled(graph: Graph, target: Target) -> None:
-    """Emit CAST_TO_BLOCK_SCALED, shared by several readers, and CONV2D_BLOCK_SCALED for each MX_CONV2D."""
+    """Replace each MX_CONV2D by a CONV2D_BLOCK_SCALED. Convolutions of one input share a CAST_TO_BLOCK_SCALED."""
     casts: dict[tuple[Value, DType], Op] = {}
     ops: list[Op] = []
     for op in graph.ops:

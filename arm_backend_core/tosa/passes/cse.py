@@ -12,7 +12,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
 def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
-    """Keep the first of equal operators; readers of the others read its result."""
+    """Keep the first of equal operators. The readers of the others read its result."""
     first: dict[Any, Op] = {}
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
@@ -28,11 +28,11 @@ def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
 
 
 def _to_hashable(attr: Any) -> Any:
-    """A hashable stand-in of an attribute, equal for equal attributes."""
+    """A hashable key of an attribute, equal for equal attributes."""
     if isinstance(attr, np.ndarray):
         return attr.tobytes()
     if isinstance(attr, list | tuple):
         return tuple(int(v) for v in attr)
-    if isinstance(attr, float):  # 0.0 and -0.0 are equal, and NaN is not: compare representations
+    if isinstance(attr, float):  # repr: 0.0 == -0.0 although they differ, and NaN != NaN
         return repr(attr)
     return attr

@@ -16,7 +16,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
+from arm_backend_core.tosa.passes.rewrite import Rewriter, RewriteRule, apply_once
 from arm_backend_core.tosa.vela_workarounds import (
     convolutions,
     fused_rescales,
@@ -90,7 +90,7 @@ def _needed_workarounds(target: Target) -> list[AnyWorkaround]:
 
 def _rewrite_graph(graph: Graph, target: Target, *, run_last: bool) -> None:
     """Apply graph workarounds, then at each operator the first workaround that matches."""
-    rules: dict[str, list[Rule]] = {}
+    rules: dict[str, list[RewriteRule]] = {}
     for workaround in _needed_workarounds(target):
         if isinstance(workaround, GraphWorkaround):
             workaround.rewrite(graph, target, workaround.find(graph, target))
