@@ -20,7 +20,7 @@ from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
-from arm_backend_core.tosa.operators.block_scaled import BLOCK
+from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 #: TOSA's name of each element type -> torchao's.
 FORMATS: dict[str, torch.dtype | str] = {
@@ -49,17 +49,17 @@ def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.T
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
-    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
+    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK_SIZE)).contiguous()
     kind = FORMATS[format]
-    scales, codes = mx_tensor.to_mx(padded, kind, BLOCK, ScaleCalculationMode.RCEIL)
-    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), kind, BLOCK, torch.float32)
+    scales, codes = mx_tensor.to_mx(padded, kind, BLOCK_SIZE, ScaleCalculationMode.RCEIL)
+    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), kind, BLOCK_SIZE, torch.float32)
     return elements, scales.float()
 
 
 def round_to_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
     """Fake-quantize x [.., C] in blocks of its last dimension; float32."""
     elements, scales = quantize_blocks(x, format)
-    return (elements * scales.repeat_interleave(BLOCK, -1))[..., : x.shape[-1]]
+    return (elements * scales.repeat_interleave(BLOCK_SIZE, -1))[..., : x.shape[-1]]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:

@@ -121,7 +121,7 @@ def _conditional() -> Graph:
 
 
 def _branches(net: Graph) -> tuple[Graph, Graph]:
-    then, other = net.ops[-1].graphs
+    then, other = net.ops[-1].regions
     return then, other
 
 

@@ -28,7 +28,7 @@ def outline_control_flow(graph: Graph, target: Target) -> None:
     for selects in _group_selects(graph):
         _outline_branch(graph, target, selects)
     for op in graph.ops:
-        for region in op.graphs:
+        for region in op.regions:
             outline_control_flow(region, target)
 
 

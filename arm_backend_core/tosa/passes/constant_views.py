@@ -22,12 +22,12 @@ def deduplicate_constants(graph: Graph, target: Target) -> None:
     """Store constants of equal bytes once. NPUs are skipped, because Vela encodes the weights of each reader."""
     if target.hardware.npu:
         return
-    for subgraph in (graph, *(region for op in graph.walk() for region in op.graphs)):
+    for subgraph in (graph, *(region for op in graph.walk() for region in op.regions)):
         uses: dict[Any, list[tuple[Op, int]]] = {}
-        for op in (op for op in subgraph.ops if not op.graphs):
+        for op in (op for op in subgraph.ops if not op.regions):
             for i, x in enumerate(op.inputs):
                 if x.data is not None and x.data.nbytes >= _MIN_BYTES:
-                    uses.setdefault(x.content[1:], []).append((op, i))
+                    uses.setdefault(x.content_key[1:], []).append((op, i))
         for equal_uses in uses.values():
             _replace_by_reshapes(subgraph, Builder(subgraph, target), equal_uses)
 

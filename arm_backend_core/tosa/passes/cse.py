@@ -17,7 +17,7 @@ def eliminate_common_subexpressions(graph: Graph, target: Target) -> None:
     replaced: dict[Value, Value] = {}
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
-        operands: Iterator[Any] = (value if value.data is None else value.content for value in op.inputs)
+        operands: Iterator[Any] = (value if value.data is None else value.content_key for value in op.inputs)
         key = (op.kind, op.output.dtype, op.output.shape, *operands)
         key += tuple((name, _to_hashable(attr)) for name, attr in sorted(op.attrs.items()))
         representative = first.setdefault(key, op)

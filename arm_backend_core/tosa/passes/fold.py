@@ -48,7 +48,7 @@ def fold_convolution_of_padding(op: Op, rewriter: Rewriter) -> Value | None:
     weight, bias = op.inputs[1], op.inputs[2]
     if bias.data is None or (op.output.dtype.is_float and (weight.data is None or not np.isfinite(weight.data).all())):
         return None
-    if all(any(map(axis.overlaps_input, range(axis.out))) for axis in window_axes(op)):
+    if all(any(map(axis.overlaps_input, range(axis.output_size))) for axis in window_axes(op)):
         return None
     return rewriter.build.const(np.broadcast_to(bias.data, op.output.shape), op.output.dtype)
 

@@ -170,7 +170,7 @@ def _skip_slice_of_unread_elements(op: Op) -> Value:
 def _conv_axes(op: Op, x: Value) -> tuple[_ConvAxis, _ConvAxis]:
     """The axes (height, width) of a CONV2D on ``x``, which may be larger than the input of the operator."""
     rows, columns = (
-        _ConvAxis(size, axis.kernel, axis.stride, axis.before, axis.out)
+        _ConvAxis(size, axis.kernel, axis.stride, axis.pad_before, axis.output_size)
         for size, axis in zip(x.shape[1:3], window_axes(op), strict=True)
     )
     return rows, columns

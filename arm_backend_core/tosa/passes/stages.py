@@ -72,7 +72,7 @@ class StageChecker:
         """
         graphs = [graph]
         for op in graph.walk():
-            graphs += op.graphs
+            graphs += op.regions
             assert op.kind in stage.operators, f"after {pass_name}: {op.kind} is not allowed at this stage: {op!r}"
             assert stage.allows_int4 or all(x.dtype is not DType.INT4 for x in op.inputs), (
                 f"after {pass_name}: INT4 is not allowed at this stage: {op!r}"
@@ -96,6 +96,6 @@ class StageChecker:
         if op in self._legal_operators and self._legal_operators[op][0] == key:
             return None
         reason = (emission_refusal if awaits_lowering else op_refusal)(self._target, op)
-        if reason is None and not op.graphs:
+        if reason is None and not op.regions:
             self._legal_operators[op] = key, (op.attrs, [(x, x.data) for x in op.inputs])
         return reason

@@ -71,8 +71,8 @@ def _find_equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
                 scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
             case _:  # Vela writes an accumulator with several readers without a scale
                 scales = []
-        biases = biases_by_weights.setdefault((op.kind, weight.content, *scales), {})
-        if index := biases.setdefault(bias.content, len(biases)):
+        biases = biases_by_weights.setdefault((op.kind, weight.content_key, *scales), {})
+        if index := biases.setdefault(bias.content_key, len(biases)):
             found.append((op, index))
     return found
 

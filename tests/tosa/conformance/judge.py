@@ -74,7 +74,7 @@ def refusal(graph: Graph, profile: str, extensions: Sequence[str], version: str)
     if version != VERSIONS[0]:
         wanted = replace(wanted, version=(1, 1))
     for op in graph.walk():
-        if op.graphs:
+        if op.regions:
             continue
         try:
             reason = op_refusal(wanted, op)
@@ -120,12 +120,13 @@ def is_small(graph: Graph, work: int, elements: int) -> bool:
 
 
 def _elements(op: Op) -> int:
-    padded = prod(axis.size + axis.before + axis.after for axis in window_axes(op)) if "pad" in op.attrs else 0
+    axes = window_axes(op) if "pad" in op.attrs else None
+    padded = prod(axis.input_size + axis.pad_before + axis.pad_after for axis in axes) if axes is not None else 0
     return max(padded, *(value.size for value in (*op.inputs, op.output)))
 
 
 def _graphs(graph: Graph) -> list[Graph]:
-    return [graph, *(inner for op in graph.walk() for inner in op.graphs)]
+    return [graph, *(inner for op in graph.walk() for inner in op.regions)]
 
 
 def _forbidden(entry: Entry, test: Generated, graph: Graph) -> Iterator[Finding]:
@@ -140,7 +141,7 @@ def _allowed(entry: Entry, test: Generated, graph: Graph) -> Iterator[Finding]:
         reason = refusal(graph, profile, test.extensions, entry.version)
         if reason is not None:
             yield Finding("refuses", f"{profile} with {', '.join(test.extensions) or 'no extension'}: {reason}")
-    control = any(op.graphs for op in graph.ops)
+    control = any(op.regions for op in graph.ops)
     for profile in PROFILES:
         fewer = [[x for x in test.extensions if x != missing] for missing in test.extensions if not control]
         for extensions in fewer if profile in test.profiles else [list(test.extensions)]:
@@ -180,7 +181,7 @@ def differing(ours: Array, theirs: Array) -> str:
 
 def evaluation(graph: Graph, inputs: Sequence[Array]) -> Array | None:
     """The record's result of a graph of one operator; None where it computes none."""
-    if len(graph.ops) != 1 or graph.ops[0].graphs or len(graph.outputs) != 1:
+    if len(graph.ops) != 1 or graph.ops[0].regions or len(graph.outputs) != 1:
         return None
     (op,) = graph.ops
     given = dict(zip(graph.inputs, inputs, strict=True))
@@ -206,7 +207,7 @@ def described(graph: Graph) -> object:
         if value.data is not None and value.dtype.is_float:
             return value.shape, value.dtype, np.where(np.isnan(value.data), np.nan, value.data).tobytes()
         if value.data is not None:
-            return value.content
+            return value.content_key
         return places.setdefault(value, len(places)), value.shape, value.dtype
 
     def attribute(value: object) -> object:
