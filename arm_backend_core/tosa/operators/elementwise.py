@@ -84,7 +84,7 @@ def _table(op: Op, x: Array) -> Array:
     return table[index] * 128 + (table[index + 1] - table[index]) * fraction
 
 
-_CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOAT
+_CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOATS
 _define_elementwise("CLAMP", _CLAMP, _clamp, _clamp_violations, fields=("min_val", "max_val", "nan_mode"))
 for _kind in ("ERF", "SIGMOID", "TANH", "COS", "SIN", "EXP", "LOG"):
     _define_elementwise(_kind, _FLOATS)
@@ -246,8 +246,7 @@ def _rescale_violations(op: Op) -> Iterator[str]:
 
 
 def _rescale(op: Op, x: Array) -> Array | None:
-    """Evaluate a RESCALE with 32- or 16-bit multiplier and single or double rounding (TOSA 1.0, sections 1.10,
-    2.12)."""
+    """Evaluate a RESCALE with single or double rounding (TOSA 1.0, sections 1.10 and 2.12)."""
     attrs = op.attrs
     if attrs["input_unsigned"] or attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
         return None
