@@ -141,7 +141,7 @@ def test_results_of_branches_are_distinct() -> None:
     net = _conditional()
     then, _ = _branches(net)
     then.outputs = [then.inputs[0]]
-    with pytest.raises(AssertionError, match="an output is no operator's"):
+    with pytest.raises(AssertionError, match="an output is not the result"):
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 

@@ -202,7 +202,7 @@ class Operator:
             rows = self._rows_by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
             if not any(row.is_supported_by(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
-        extension = _ROUNDING_EXTENSIONS.get(op.attrs.get("rounding_mode"))
+        extension = _ROUNDING_EXTENSIONS.get(op.attrs.get("rounding_mode", ""))
         if extension is not None and extension not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {extension}"
         yield from self.conditions(op)
