@@ -104,11 +104,11 @@ def _match_patches(path: Sequence[Op]) -> _PatchLayout | None:
     if [is_channel for is_channel, _ in runs] not in ([False, True, False], [False, True, False, True]):
         return None
     above, rows, columns, *inner = (run for _, run in runs)
-    kept_channels = [factor for run in (*inner, leading) for factor in run]
-    if not kept_channels:  # each channel is a separate image, so that a window would span all channels
+    remaining_channels = [factor for run in (*inner, leading) for factor in run]
+    if not remaining_channels:  # each channel is a separate image, so that a window would span all channels
         return None
     image = _image_shape(conv, pixels, above, columns)
-    indices = [tuple(channels.index(factor) for factor in run) for run in (rows, kept_channels)]
+    indices = [tuple(channels.index(factor) for factor in run) for run in (rows, remaining_channels)]
     sizes = tuple(factor.size for factor in channels)
     return _PatchLayout(image, prod(factor.size for factor in leading), sizes, *indices) if image is not None else None
 

@@ -74,7 +74,7 @@ class FusionPlan:
             chains.setdefault(base, []).append(node)
         return [functions for functions in chains.values() if not self.fused.isdisjoint(functions)]
 
-    def operands(self, node: Node) -> list[Node]:
+    def activation_operands(self, node: Node) -> list[Node]:
         """The distinct float32 operands that are quantized as activations.
 
         An elementwise function's constants of one element are scalars and do not count.
@@ -98,7 +98,7 @@ class FusionPlan:
         An elementwise function of one tensor becomes a TABLE.
         """
         record = self._records[node]
-        is_table = record.univariate and len(self.operands(node)) == 1
+        is_table = record.univariate and len(self.activation_operands(node)) == 1
         return record.lower_integer is not None and not is_table
 
     def _find_merged_producers(self) -> dict[Node, Node]:
@@ -127,7 +127,7 @@ class FusionPlan:
         while True:
             base_of: dict[Node, Node] = {}
             for node in functions:
-                bases = [base_of.get(x, x) if x in fused else x for x in self.operands(node)]
+                bases = [base_of.get(x, x) if x in fused else x for x in self.activation_operands(node)]
                 base = find_common_base(node, self._records[node], bases, lambda x: x.meta["val"].shape)
                 if base is not None:
                     base_of[node] = base
@@ -143,7 +143,12 @@ class FusionPlan:
     def _is_exact_product(self, node: Node, is_int16: Callable[[Node], bool]) -> bool:
         """Whether ``node`` is an int16 product in a recurrent layer that the next sum adds as unrounded INT32."""
         int16 = node in self.int16_nodes or is_int16(node)
-        return TIMESTEP_SLOT in node.meta and int16 and is_summed_product(node) and len(self.operands(node)) == 2
+        return (
+            TIMESTEP_SLOT in node.meta
+            and int16
+            and is_summed_product(node)
+            and len(self.activation_operands(node)) == 2
+        )
 
     def _find_int16_nodes(self, may_be_int16: Callable[[Node], bool]) -> set[Node]:
         """Find the nodes of an int8 program whose result is int16.

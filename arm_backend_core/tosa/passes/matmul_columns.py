@@ -29,7 +29,7 @@ def rewrite_vectors_to_columns(graph: Graph, target: Target) -> None:
         return
     region = _find_region(graph)
 
-    def as_column(op: Op, rewriter: Rewriter) -> Value | None:
+    def rewrite_as_column(op: Op, rewriter: Rewriter) -> Value | None:
         if op not in region:
             return None
         b, (shape, dtype), attrs = rewriter.build, (op.output.shape, op.output.dtype), dict(op.attrs)
@@ -42,7 +42,7 @@ def rewrite_vectors_to_columns(graph: Graph, target: Target) -> None:
         return b.reshape(b.emit(op.kind, inputs, dtype, **attrs), shape)
 
     if region:
-        apply_once(graph, target, {kind: [as_column] for kind in {op.kind for op in region}})
+        apply_once(graph, target, {kind: [rewrite_as_column] for kind in {op.kind for op in region}})
         apply_once(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
         _concat_factors_of_slices(graph, target)
 

@@ -132,10 +132,7 @@ def _becomes_nonzero_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _has_foldable_pad(op: Op, value: Value) -> bool:
-    """Whether Vela folds a PAD with 0 that computes ``value`` into the convolution ``op``, which does not pad.
-
-    RESHAPEs may follow the PAD.
-    """
+    """Whether Vela folds a PAD with 0 into the unpadded convolution ``op``; RESHAPEs may follow the PAD."""
     source = producer(skip_through(value, "RESHAPE"), "PAD")
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 

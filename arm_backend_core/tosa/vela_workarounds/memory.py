@@ -120,10 +120,7 @@ def _copy_after_gather(op: Op, match: bool, rewriter: Rewriter) -> Value:
 
 
 def _is_read_by_next_operation(value: Value, rewriter: Rewriter) -> bool:
-    """Whether the only reader of ``value`` runs directly after its producer.
-
-    Vela schedules the producers of an operation's operands from the last operand to the first.
-    """
+    """Whether the only reader of ``value`` runs next. Vela schedules the producers of the last operand first."""
     readers = rewriter.users(value) or []
     if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
         return len(readers) == 1 and _is_read_by_next_operation(readers[0].output, rewriter)

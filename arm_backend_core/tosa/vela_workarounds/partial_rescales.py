@@ -251,10 +251,7 @@ def _has_fusible_scales(terms: list[Op | None]) -> bool:
 
 
 def _may_fuse_into_producer(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela may fuse the RESCALE that computes ``value`` into the producer of its operand.
-
-    The RESCALE must be the only reader of this operand.
-    """
+    """Whether Vela may fuse the RESCALE ``value.producer`` into the producer of its operand (no other reader)."""
     x = value.producer.inputs[0] if value.producer is not None else value
     x, _ = trace_back(x, lambda view: view.kind == "RESHAPE" and rewriter.has_one_use(view.output))
     return rewriter.has_one_use(x) and x.producer is not None and x.producer.kind not in _UNFUSIBLE_KINDS
