@@ -83,7 +83,7 @@ def test_constants_of_every_type(dtype: DType) -> None:
 def _unversioned(whole: Graph) -> Graph:
     """Through the flatbuffer, of types that no record has for the operator."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("arm_backend_core.tosa.serialize._version", lambda graph: (1, 1))
+        patch.setattr("arm_backend_core.tosa.serialize._required_version", lambda graph: (1, 1))
         return deserialize(serialize(whole))
 
 
