@@ -23,7 +23,7 @@ from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, compiler_fault
 from arm_backend_core.fusion.rules import is_summed_product
-from arm_backend_core.fusion.univariate import Univariate, fuse_into_function
+from arm_backend_core.fusion.univariate import Univariate, fuse_into_univariate
 from arm_backend_core.lowering.checks import Result, check_result, require_static
 from arm_backend_core.lowering.constants import constant_operand, require_representable
 from arm_backend_core.lowering.qparams_reader import QParamsReader
@@ -247,7 +247,7 @@ class Lowering:
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         if node not in self.float_nodes:
-            function, args = fuse_into_function(
+            function, args = fuse_into_univariate(
                 node, record, args, kwargs, self._int16_table, lambda: self.qparams.read_result(node) is not None
             )
             if function is not None:

@@ -21,7 +21,7 @@ from arm_backend_core.ops.image_layout import to_nchw, to_nhwc_image
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
-from arm_backend_core.tosa.operators.block_scaled import BLOCK
+from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 #: Maps TOSA's name of an element type to torchao's.
 FORMATS: dict[str, torch.dtype | str] = {
@@ -51,17 +51,17 @@ def quantize_blocks(x: torch.Tensor, format: str) -> tuple[torch.Tensor, torch.T
     from torchao.prototype.mx_formats import mx_tensor
     from torchao.prototype.mx_formats.config import ScaleCalculationMode
 
-    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK)).contiguous()
+    padded = functional.pad(x.detach().float(), (0, -x.shape[-1] % BLOCK_SIZE)).contiguous()
     torchao_format = FORMATS[format]
-    scales, codes = mx_tensor.to_mx(padded, torchao_format, BLOCK, ScaleCalculationMode.RCEIL)
-    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), torchao_format, BLOCK, torch.float32)
+    scales, codes = mx_tensor.to_mx(padded, torchao_format, BLOCK_SIZE, ScaleCalculationMode.RCEIL)
+    elements = mx_tensor.to_dtype(codes, torch.ones_like(scales), torchao_format, BLOCK_SIZE, torch.float32)
     return elements, scales.float()
 
 
 def fake_quantize_blocks(x: torch.Tensor, format: str) -> torch.Tensor:
     """Quantize and dequantize x [.., C] in blocks along its last dimension; the result is float32."""
     elements, scales = quantize_blocks(x, format)
-    return (elements * scales.repeat_interleave(BLOCK, -1))[..., : x.shape[-1]]
+    return (elements * scales.repeat_interleave(BLOCK_SIZE, -1))[..., : x.shape[-1]]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, format: str) -> torch.Tensor:

@@ -80,7 +80,7 @@ class Annotator:
         states = {state: value for state, value, _ in self._buffer_writes()}
         may_be_int16 = {node for node in self.records if self.configs[node].inner is not None}
         self.plan = FusionPlan(self.records, self.constants, may_be_int16.__contains__, self._is_int16, states)
-        for functions in self.plan.chains():
+        for functions in self.plan.fused_chains():
             self._use_finest_config(functions)
         for node in reversed(self.records):
             self._choose_result_spec(node)
@@ -131,7 +131,9 @@ class Annotator:
         if not plan.is_computed_in_integers(node):
             return  # stays in floating point; an integer-only target reports the reason
         inputs: dict[Node, QuantizationSpecBase | None] = {
-            source: self._input_spec(node, source) for source in plan.operands(node) if source not in plan.fused
+            source: self._input_spec(node, source)
+            for source in plan.activation_operands(node)
+            if source not in plan.fused
         }
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
@@ -181,7 +183,9 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """Use the producer's parameters where ``node`` supports them, else the configuration's (int8 by default)."""
         config, record = self.configs[node], self.records[node]
-        has_one_operand = record.univariate or (record.kind is Kind.SHARED and len(self.plan.operands(node)) == 1)
+        has_one_operand = record.univariate or (
+            record.kind is Kind.SHARED and len(self.plan.activation_operands(node)) == 1
+        )
         if has_one_operand and source in self.records and _exact_interval(source) is not None:
             return self._output_spec(source)
         int16, is_recurrent = self.plan.int16_nodes, TIMESTEP_SLOT in node.meta
@@ -215,7 +219,7 @@ class Annotator:
 
     def _annotate_shared(self, node: Node) -> None:
         """Annotate data movement: result and operands share the first operand's parameters (not for integer casts)."""
-        sources = self.plan.operands(node)
+        sources = self.plan.activation_operands(node)
         if casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.plan.fused.isdisjoint(sources):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
-from arm_backend_core.tosa.graph import COPY
+from arm_backend_core.tosa.graph import COPY_OPERATOR
 from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class DelegateTrace:
     # -- classification of operators -----------------------------------------------------------------------------
 
     def _row_key(self, i: int, origin: Origin) -> _RowKey:
-        if origin.operator == COPY:
+        if origin.operator == COPY_OPERATOR:
             return _RowKey("", "", "boundary", _COPIED)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
         if not origin.moves and not origin.operator.startswith(_CONVERSIONS):

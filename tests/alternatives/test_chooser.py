@@ -371,22 +371,22 @@ def _transposed(case: Case) -> list[Value]:
 
 
 FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = [
-    ("pools", pools.CASCADE, _pooled),
-    ("channels", channels.CHANNELS, _shuffled),
-    ("dilation", dilation.DILATION, _dilated),
-    ("heads_apart", attention_heads.SEPARATE, _attention),
-    ("heads_merged", attention_heads.MERGE, _attention),
-    ("products", attention_matmul.PER_HEAD, _attention),
-    ("turned", attention_matmul.TRANSPOSED, partial(_attention, joined_by_convolution=True)),
+    ("pools", pools.CASCADED_POOLS, _pooled),
+    ("channels", channels.CHANNEL_PERMUTATION, _shuffled),
+    ("dilation", dilation.FOLDED_DILATION, _dilated),
+    ("heads_apart", attention_heads.SEPARATE_HEADS, _attention),
+    ("heads_merged", attention_heads.MERGE_HEADS, _attention),
+    ("products", attention_matmul.MATMUL_PER_HEAD, _attention),
+    ("turned", attention_matmul.TRANSPOSED_MATMUL, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXEL_PAIRS, _narrow),
-    ("upsampling", transposed_convolution.UPSAMPLING, _upsampled),
-    ("shuffles", pixel_shuffle.SHUFFLES, _moved),
-    ("moved", pixel_shuffle.MOVED_PIXELS, partial(_moved, by_convolution=False)),
-    ("patches", patches.PATCHES, _cut),
+    ("upsampling", transposed_convolution.SUB_PIXEL_CONVOLUTION, _upsampled),
+    ("shuffles", pixel_shuffle.PIXEL_SHUFFLE, _moved),
+    ("moved", pixel_shuffle.PIXEL_SHUFFLE_BY_IDENTITY, partial(_moved, by_convolution=False)),
+    ("patches", patches.SPACE_TO_DEPTH, _cut),
     ("phases", strided_slices.STRIDED_SLICES, _put_together),
     ("filling", pad_channels.PAD_CHANNELS, _squeezed),
-    ("transposed", transpose_split.MERGED, _transposed),
-    ("in_steps", transpose_split.STEPS, _transposed),
+    ("transposed", transpose_split.MERGED_TRANSPOSE, _transposed),
+    ("in_steps", transpose_split.TRANSPOSE_SEQUENCE, _transposed),
     ("without_ones", None, _transposed),
     ("sums", None, _residual),
     ("bounds", None, _bounded),
@@ -400,8 +400,12 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
 def test_forms_are_equal_to_the_bit(
     form: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
-    of_u85 = form in (attention_matmul.PER_HEAD, transpose_split.MERGED, transpose_split.STEPS)
-    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TRANSPOSED else 3)])
+    of_u85 = form in (
+        attention_matmul.MATMUL_PER_HEAD,
+        transpose_split.MERGED_TRANSPOSE,
+        transpose_split.TRANSPOSE_SEQUENCE,
+    )
+    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TRANSPOSED_MATMUL else 3)])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
 
@@ -724,7 +728,7 @@ def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> No
     def failing(*_: object) -> None:
         raise IndexError("of channels")
 
-    monkeypatch.setattr(chooser, "ALTERNATIVES", (replace(pools.CASCADE, rule=failing),))
+    monkeypatch.setattr(chooser, "ALTERNATIVES", (replace(pools.CASCADED_POOLS, rule=failing),))
     x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
     with pytest.raises(InternalError, match="cascaded max pools' raised IndexError: of channels"):
         export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])

@@ -16,7 +16,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
-from arm_backend_core.tosa.operators.record import ANY, broadcast_shape, define
+from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import Body, build_and_validate, build_graph, validate_by_tosa_opt
 
@@ -37,7 +37,7 @@ FP = Target.from_tosa_spec("TOSA-1.0+FP")
 )
 def test_mistakes_in_a_record_are_errors(kind: str, rows: str, facts: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        define(kind, rows, [ANY], broadcast_shape, **facts)
+        define_operator(kind, rows, [ANY_RANK], broadcast_shape, **facts)
     assert "NEW" not in OPERATORS
 
 

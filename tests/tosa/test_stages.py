@@ -84,7 +84,7 @@ def test_stages_follow_one_another() -> None:
     marks = [step.stage_after.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
     assert all(later <= earlier for earlier, later in pairwise(marks))
     assert marks[-1] == frozenset()
-    booleans = [step.stage_after.booleans for step in steps]
+    booleans = [step.stage_after.allows_bool for step in steps]
     assert booleans == sorted(booleans, reverse=True)
     assert steps[-1].stage_after == FINAL
 
@@ -123,7 +123,7 @@ def _conditional() -> Graph:
 
 
 def _branches(net: Graph) -> tuple[Graph, Graph]:
-    then, other = net.ops[-1].graphs
+    then, other = net.ops[-1].regions
     return then, other
 
 
@@ -143,7 +143,7 @@ def test_results_of_branches_are_distinct() -> None:
     net = _conditional()
     then, _ = _branches(net)
     then.outputs = [then.inputs[0]]
-    with pytest.raises(AssertionError, match="an output is no operator's"):
+    with pytest.raises(AssertionError, match="an output is not the result"):
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 

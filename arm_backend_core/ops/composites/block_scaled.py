@@ -7,7 +7,7 @@ from torch import Tensor
 
 from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR
 from arm_backend_core.ops.registry import foreign_decomposition
-from arm_backend_core.tosa.operators.block_scaled import BLOCK
+from arm_backend_core.tosa.operators.block_scaled import BLOCK_SIZE
 
 #: Maps ``weight_payload_dtype`` to the name of the MX format.
 _FORMAT_OF_PAYLOAD = {
@@ -27,7 +27,7 @@ def linear(
     codes: Tensor,
     scales: Tensor,
     bias: Tensor | None = None,
-    block_size: int = BLOCK,
+    block_size: int = BLOCK_SIZE,
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """MX linear layer: x [.., IC], codes [1, OC, IC], scales [1, OC, IC / 32]; computes in float32."""
@@ -46,7 +46,7 @@ def conv2d(
     padding: list[int],
     dilation: list[int],
     groups: int = 1,
-    block_size: int = BLOCK,
+    block_size: int = BLOCK_SIZE,
     weight_payload_dtype: str = "",
 ) -> Tensor:
     """MX convolution: x [N, IC, H, W], codes [OC, KH, KW, IC], scales [OC, KH, KW, IC / 32]; computes in float32."""
@@ -60,7 +60,7 @@ def _dequantize_weight(codes: Tensor, scales: Tensor, payload_dtype: str) -> tup
     default_payloads = {torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2", torch.uint8: "f4e2m1"}
     format = _FORMAT_OF_PAYLOAD[payload_dtype or default_payloads[codes.dtype]]
     elements = _decode_elements(codes.int(), format) if format in _EXPONENT_AND_FRACTION_BITS else codes.float()
-    return elements * scales.float().repeat_interleave(BLOCK, -1), format
+    return elements * scales.float().repeat_interleave(BLOCK_SIZE, -1), format
 
 
 def _decode_elements(codes: Tensor, format: str) -> Tensor:

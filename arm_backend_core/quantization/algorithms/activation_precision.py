@@ -24,7 +24,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.fusion.rules import absorbed_consumer
+from arm_backend_core.fusion.rules import find_absorbed_consumer
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
 from arm_backend_core.ops.catalog import find_record, is_data_movement, is_sinusoid
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
@@ -84,7 +84,7 @@ def _can_return_int16(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     producer = node.all_input_nodes[0] if node.all_input_nodes else node
-    return record.absorbs_activation or record.prefers_int16_input or absorbed_consumer(producer) is node
+    return record.absorbs_activation or record.prefers_int16_input or find_absorbed_consumer(producer) is node
 
 
 def _use_int16_for_angles(graph: Graph) -> None:

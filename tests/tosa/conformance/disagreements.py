@@ -54,7 +54,7 @@ KNOWN_DISAGREEMENTS: Sequence[KnownDisagreement] = (
     KnownDisagreement(
         "refuses",
         ("RESCALE",),
-        "with unsigned values, which are not written here$",
+        "with unsigned values, which this compiler does not emit$",
         "the compiler emits no unsigned tensor: uint8 of the model is int8 with another zero point",
         ("rescale/tosa-pro-int@1.0.1", "rescale_14x11x7x14x2_i16_outi16_sc1_rmS_pc1_iu1_ou0"),
     ),

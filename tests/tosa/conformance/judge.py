@@ -81,7 +81,7 @@ def refusal(graph: Graph, profile: str, extensions: Sequence[str], version: str)
     if version != VERSIONS[0]:
         target = replace(target, version=(1, 1))
     for op in graph.walk():
-        if op.graphs:
+        if op.regions:
             continue
         try:
             reason = op_refusal(target, op)
@@ -129,12 +129,14 @@ def is_small(graph: Graph, work: int, elements: int) -> bool:
 
 
 def _count_elements(op: Op) -> int:
-    padded = prod(axis.size + axis.before + axis.after for axis in window_axes(op)) if "pad" in op.attrs else 0
+    padded = (
+        prod(axis.input_size + axis.pad_before + axis.pad_after for axis in window_axes(op)) if "pad" in op.attrs else 0
+    )
     return max(padded, *(value.size for value in (*op.inputs, op.output)))
 
 
 def _nested_graphs(graph: Graph) -> list[Graph]:
-    return [graph, *(inner for op in graph.walk() for inner in op.graphs)]
+    return [graph, *(inner for op in graph.walk() for inner in op.regions)]
 
 
 def _check_refused(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator[Finding]:
@@ -149,7 +151,7 @@ def _check_accepted(entry: Entry, test: GeneratedTest, graph: Graph) -> Iterator
         reason = refusal(graph, profile, test.extensions, entry.version)
         if reason is not None:
             yield Finding("refuses", f"{profile} with {', '.join(test.extensions) or 'no extension'}: {reason}")
-    control = any(op.graphs for op in graph.ops)
+    control = any(op.regions for op in graph.ops)
     for profile in PROFILES:
         fewer = [[x for x in test.extensions if x != missing] for missing in test.extensions if not control]
         for extensions in fewer if profile in test.profiles else [list(test.extensions)]:
@@ -192,7 +194,7 @@ def describe_difference(ours: Array, theirs: Array) -> str:
 
 def evaluate_by_record(graph: Graph, inputs: Sequence[Array]) -> Array | None:
     """Evaluate a graph of one operator by its record; None if the record cannot evaluate it."""
-    if len(graph.ops) != 1 or graph.ops[0].graphs or len(graph.outputs) != 1:
+    if len(graph.ops) != 1 or graph.ops[0].regions or len(graph.outputs) != 1:
         return None
     (op,) = graph.ops
     given = dict(zip(graph.inputs, inputs, strict=True))
@@ -218,7 +220,7 @@ def canonical_form(graph: Graph) -> object:
         if value.data is not None and value.dtype.is_float:
             return value.shape, value.dtype, np.where(np.isnan(value.data), np.nan, value.data).tobytes()
         if value.data is not None:
-            return value.content
+            return value.content_key
         return indices.setdefault(value, len(indices)), value.shape, value.dtype
 
     def attribute_key(value: object) -> object:
