@@ -23,7 +23,7 @@ from arm_recipes.firmware.host_run import Case, run_on_host
 from arm_recipes.firmware.kernels import Kernels, classify_kernels
 from arm_recipes.firmware.pools import Pools, measure_pools
 from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, render_files
-from arm_recipes.runtime.build import SOURCES
+from arm_recipes.runtime.build import CPP_FOLDER
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
 from arm_recipes.runtime.load import load
@@ -313,8 +313,8 @@ def _read_architecture(payload: memoryview) -> str:
 
 def _read_backend_sources() -> dict[str, bytes]:
     """Read the C++ sources of the backend; this package contains the version that matches the program."""
-    paths = sorted(path for pattern in _BACKEND_FILES for path in SOURCES.glob(pattern) if path.is_file())
-    return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
+    paths = sorted(path for pattern in _BACKEND_FILES for path in CPP_FOLDER.glob(pattern) if path.is_file())
+    return {f"backend/{path.relative_to(CPP_FOLDER).as_posix()}": path.read_bytes() for path in paths}
 
 
 def build_bundled_program(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:

@@ -38,7 +38,7 @@ from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
+from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import InputSignature
@@ -390,4 +390,4 @@ class Pipeline:
             sized.find_outputs({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
         sized_dicts = {name: sized.to_dict() for name, sized in self._sized.items()}
         tensors = {name: (of.inputs, of.outputs) for name, of in self._methods.items() if of.graph is not None}
-        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

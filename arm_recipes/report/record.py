@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Rejection
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
-    from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
+    from arm_recipes.runtime.ethosu import EthosULayer, EthosUStatistics
 
 #: Contents of the memory regions of an Ethos-U, by base address number.
 _REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
@@ -100,7 +100,7 @@ class ExportRecord(Renderable):
     program_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
-    measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
+    measured: Mapping[str, EthosUStatistics] = field(default_factory=dict)
     cached: bool = False
 
     @property
@@ -239,7 +239,7 @@ def _vela_rows(vela: VelaEstimates) -> list[tuple[str, ...]]:
     ]
 
 
-def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
+def _measured_rows(figures: EthosUStatistics) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("operations", f"{figures.operations:,} by {figures.commands:,} commands"),
         ("MACs", f"{figures.macs:,}"),
@@ -251,7 +251,7 @@ def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
     return rows
 
 
-def _measured_layer_sections(name: str, figures: EthosUFigures) -> Iterator[Section]:
+def _measured_layer_sections(name: str, figures: EthosUStatistics) -> Iterator[Section]:
     """The layers with the most memory traffic and with the most MACs, beside Vela's estimates."""
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
     rows = []

@@ -22,15 +22,15 @@ from arm_backend_core.alternatives.disk_cache import cache_folder
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
 #: C++ sources; wheels of this project contain them.
-SOURCES = Path(__file__).parent / "cpp"
-_EMULATOR = "emulator"
+CPP_FOLDER = Path(__file__).parent / "cpp"
+_EMULATOR_FOLDER = "emulator"
 #: Source folders of the plugin.
-_HOST = ("common", "host", "kernels", _EMULATOR)
-_HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
+_PLUGIN_FOLDERS = ("common", "host", "kernels", _EMULATOR_FOLDER)
+_PLUGIN_SOURCES = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
 #: Source folders of the firmware runner: the backend for firmware, the emulator in place of the NPU, and a main program
 #: that sets the sizes of the memory pools.
-_FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
-_FIRMWARE_UNITS = (
+_RUNNER_FOLDERS = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
+_RUNNER_SOURCES = (
     "tools/pools.cpp",
     "backends/ethosu/ethosu_backend.cpp",
     "backends/ethosu/npu_driver.cpp",
@@ -43,7 +43,7 @@ _FIRMWARE_UNITS = (
 #: The compilers that are looked for if the environment variable ``CXX`` is not set.
 _COMPILERS = ("g++", "clang++", "c++")
 #: -O3 vectorizes the emulator's loops. With -fno-math-errno, the rounding of a quantize kernel is one instruction.
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
+_COMPILER_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
 #: The headers of ExecuTorch's wheel need the generated macros of their own copy of c10.
 _DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
 
@@ -61,7 +61,7 @@ def build_plugin() -> Path:
     link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
     target = cache_folder() / f"host_plugin-{_cache_key(executorch)}.so"
     if not target.exists():
-        _compile("the plugin for ExecuTorch's runtime", executorch, target, plugin_sources(), link)
+        _build_binary("the plugin for ExecuTorch's runtime", executorch, target, list_plugin_sources(), link)
     return target
 
 
@@ -79,16 +79,16 @@ def build_firmware_runner() -> Path:
     # drop them.
     kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
     link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
-    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _FIRMWARE, link)}"
+    target = cache_folder() / f"firmware_trial-{_cache_key(executorch, _RUNNER_FOLDERS, link)}"
     if not target.exists():
-        sources = [SOURCES / unit for unit in _FIRMWARE_UNITS]
-        _compile("the program that tests firmware", executorch, target, sources, link)
+        sources = [CPP_FOLDER / unit for unit in _RUNNER_SOURCES]
+        _build_binary("the program that tests firmware", executorch, target, sources, link)
     return target
 
 
-def plugin_sources() -> list[Path]:
+def list_plugin_sources() -> list[Path]:
     """C++ sources of the plugin."""
-    return [*(SOURCES / unit for unit in _HOST_UNITS), *sorted((SOURCES / _EMULATOR).glob("*.cpp"))]
+    return [*(CPP_FOLDER / unit for unit in _PLUGIN_SOURCES), *sorted((CPP_FOLDER / _EMULATOR_FOLDER).glob("*.cpp"))]
 
 
 def _executorch_folder() -> Path:
@@ -97,7 +97,7 @@ def _executorch_folder() -> Path:
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
+def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link: Sequence[str] = ()) -> str:
     """Hash of ExecuTorch, flags, sources and ``CXX``.
 
     Without ``CXX``, any compiler may have built the binary, and none is needed to use it.
@@ -106,20 +106,20 @@ def _cache_key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
-    digest.update(repr((_FLAGS, _DEFINES, *link, _compiler_variable())).encode())
-    for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir() if path.is_file()):
+    digest.update(repr((_COMPILER_FLAGS, _DEFINES, *link, _cxx_variable())).encode())
+    for source in sorted(path for folder in folders for path in (CPP_FOLDER / folder).iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _compiler_variable() -> str:
+def _cxx_variable() -> str:
     """``CXX``, which may contain a launcher and flags, as in ``ccache g++``; empty if it is not set."""
     return os.environ.get("CXX", "")
 
 
 def _find_compiler(what: str) -> list[str]:
     """Command line of the compiler."""
-    variable = _compiler_variable()
+    variable = _cxx_variable()
     try:
         command_line = shlex.split(variable)
     except ValueError as error:
@@ -135,13 +135,13 @@ def _find_compiler(what: str) -> list[str]:
     )
 
 
-def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
+def _build_binary(what: str, executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
     include = executorch / "include"
     includes = [
-        *("-I", str(SOURCES), "-isystem", str(SOURCES / "emulator/driver"), "-isystem", str(include)),
+        *("-I", str(CPP_FOLDER), "-isystem", str(CPP_FOLDER / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
-    command = [*_find_compiler(what), *_FLAGS]
+    command = [*_find_compiler(what), *_COMPILER_FLAGS]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Build under a temporary name and rename: another process may build or load the same file.
@@ -154,8 +154,8 @@ def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path],
             ]
             # A user is waiting, so use all processors.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                list(pool.map(partial(_run, what), commands))
-            _run(what, [*command, *objects, *link, "-o", str(binary)])
+                list(pool.map(partial(_run_compiler, what), commands))
+            _run_compiler(what, [*command, *objects, *link, "-o", str(binary)])
             os.replace(binary, target)
     except OSError as error:
         raise RuntimeUnavailable(
@@ -164,7 +164,7 @@ def _compile(what: str, executorch: Path, target: Path, sources: Sequence[Path],
         ) from error
 
 
-def _run(what: str, command: Sequence[str]) -> None:
+def _run_compiler(what: str, command: Sequence[str]) -> None:
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -10,7 +10,7 @@ from arm_recipes.runtime.pte import PteTensor
 from arm_recipes.runtime.signature import Signature, Value
 
 
-def reject_via(named: Mapping[str, Any]) -> None:
+def reject_old_backend_argument(named: Mapping[str, Any]) -> None:
     """Suggest ``backend`` to a caller that uses its old name. ``via`` may be the name of an input.
 
     Raises:

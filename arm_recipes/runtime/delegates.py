@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-_SANDBOX_SECONDS = 600.0
+_SANDBOX_TIMEOUT_SECONDS = 600.0
 #: Exit code of a sandbox process if this machine lacks something, as opposed to a damaged payload.
-SANDBOX_UNAVAILABLE = 3
+SANDBOX_UNAVAILABLE_EXIT_CODE = 3
 
 
 class Delegate(Protocol):
@@ -77,31 +77,31 @@ class TosaDelegate:
         """See ``Delegate``."""
 
 
-def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_tosa_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     return TosaDelegate(bytes(join_parts(payload, find)))
 
 
-def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_vgf_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_ethosu_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
     return EthosUDelegate(payload, compile_specs, find)
 
 
 #: Backend id -> factory of a delegate from a payload, its compile specs and the look-up of named data.
-BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
-    "TOSABackend": _tosa,
-    "VgfBackend": _vgf,
-    "EthosUBackend": _ethosu,
+DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
+    "TOSABackend": _create_tosa_delegate,
+    "VgfBackend": _create_vgf_delegate,
+    "EthosUBackend": _create_ethosu_delegate,
 }
 #: Backends that a damaged payload can crash, and this process with them. The reference model runs in its own process,
 #: and the emulator of Ethos-U checks every access.
-_CRASH_PRONE = frozenset({"VgfBackend"})
+_SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 
 
 def create_delegate(
@@ -120,14 +120,14 @@ def create_delegate(
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        if backend in _CRASH_PRONE:
+        if backend in _SANDBOXED_BACKENDS:
             _run_in_sandbox(backend, payload)
     elif checksum_spec(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return BACKENDS[backend](payload, compile_specs, find)
+    return DELEGATE_FACTORIES[backend](payload, compile_specs, find)
 
 
 def _run_in_sandbox(backend: str, payload: bytes) -> None:
@@ -145,16 +145,18 @@ def _run_in_sandbox(backend: str, payload: bytes) -> None:
             input=payload,
             env=child_environment(),
             capture_output=True,
-            timeout=_SANDBOX_SECONDS,
+            timeout=_SANDBOX_TIMEOUT_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_SANDBOX_SECONDS:.0f} s") from None
+        raise PayloadError(
+            f"a payload of {backend} did not finish a trial run in {_SANDBOX_TIMEOUT_SECONDS:.0f} s"
+        ) from None
     if completed.returncode != 0:
         lines = completed.stderr.decode(errors="replace").strip().splitlines()
         reason = (
             lines[-1] if completed.returncode > 0 and lines else f"a trial run {describe_exit(completed.returncode)}"
         )
-        if completed.returncode == SANDBOX_UNAVAILABLE:
+        if completed.returncode == SANDBOX_UNAVAILABLE_EXIT_CODE:
             raise RuntimeUnavailable(reason)
         raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

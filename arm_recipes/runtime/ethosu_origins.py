@@ -42,7 +42,7 @@ class Origin:
 
 
 #: Vela's operations that become indexed DMAs. Vela reports no command for them; they precede the next layer's commands.
-_INDEXED = ("Gather", "Scatter")
+_INDEXED_DMA_OPERATORS = ("Gather", "Scatter")
 
 
 class Origins:
@@ -56,14 +56,14 @@ class Origins:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
         operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
         indices = [operator.index for operator in operators]
-        known = [_origin(record, layer, indices) for layer in layers if record is not None]
+        known = [_layer_origin(record, layer, indices) for layer in layers if record is not None]
         ends = [(end, origin) for layer, origin in zip(layers, known, strict=True) for end in layer.commands]
         self._ends = sorted(ends, key=lambda end: end[0])
         #: Origin of the first indexed DMA before a layer, by the end of that layer; None: after the last layer.
         self._indexed: dict[int | None, Origin] = {}
         pending: Origin | None = None
         for layer, origin in zip(layers, known, strict=True):
-            if not layer.commands and layer.npu_operator in _INDEXED:
+            if not layer.commands and layer.npu_operator in _INDEXED_DMA_OPERATORS:
                 pending = pending or origin
             elif layer.commands and pending is not None:
                 self._indexed[min(layer.commands)], pending = pending, None
@@ -82,7 +82,7 @@ def main_origin(record: Delegate, number: int) -> TosaOrigin:
     return max(record.origins[number], key=lambda each: each[1])[0]
 
 
-def _origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
+def _layer_origin(record: Delegate, layer: Layer, indices: Sequence[int]) -> Origin:
     """Origin of a layer; ``indices``: indices of the record's operators, as Vela counts them."""
     if layer.index not in indices:
         return Origin(layer.operator, layer.tensor, estimate=layer)

@@ -24,7 +24,7 @@ from arm_recipes.runtime.ethosu_blocks import (
 from arm_recipes.runtime.ethosu_command_header import StreamHeader, read_stream_header
 
 #: An input or output: shape (6 dimensions), element size, offset, region; nine int32.
-_TENSOR: Final = struct.Struct("<9i")
+_TENSOR_STRUCT: Final = struct.Struct("<9i")
 _RANK, _MAX_TENSORS, _MAX_BYTES = 6, 1024, 2**32 - 1
 #: Regions: numbers of base addresses. Only COP2 streams with separate I/O have regions for inputs and outputs.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
@@ -164,11 +164,11 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
     if block.size < 4:
         raise block.error_at(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
-    if count > _MAX_TENSORS or block.size != 4 + _TENSOR.size * count:
+    if count > _MAX_TENSORS or block.size != 4 + _TENSOR_STRUCT.size * count:
         reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MAX_TENSORS})"
         raise block.error_at(0, reason)
     tensors: list[EthosUTensor] = []
-    for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
+    for index, (*shape, size, offset, region) in enumerate(_TENSOR_STRUCT.iter_unpack(block.data[4:])):
         tensor = EthosUTensor(tuple(shape), size, offset, region)
         _check_tensor(block, index, tensor, io_region, scratch, stream)
         tensors.append(tensor)
@@ -179,7 +179,7 @@ def _read_tensors(block: Block, io_region: int, scratch: int, stream: StreamHead
 def _check_tensor(
     block: Block, index: int, tensor: EthosUTensor, io_region: int, scratch: int, stream: StreamHeader
 ) -> None:
-    at = 4 + _TENSOR.size * index
+    at = 4 + _TENSOR_STRUCT.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
     if tensor.element_size not in (1, 2, 4, 8):
         raise block.error_at(size_at, f"tensor {index} has elements of {tensor.element_size} bytes")
@@ -218,4 +218,4 @@ def _check_overlaps(block: Block, tensors: list[EthosUTensor], *, may_repeat: bo
             same = tensor.offset == other.offset and ends[i] == ends[j]
             if tensor.offset < ends[j] and other.offset < ends[i] and not (may_repeat and same):
                 reason = f"tensors {j} and {i} overlap in region {tensor.region}"
-                raise block.error_at(4 + _TENSOR.size * i, reason)
+                raise block.error_at(4 + _TENSOR_STRUCT.size * i, reason)

@@ -16,16 +16,16 @@ from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read_program
 from arm_recipes.runtime.signature import Value, read_signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
-from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
+from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, is_tflite, read_vela_tflite
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
-_READERS: dict[str, Callable[[memoryview], Payload]] = {
+_PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "EthosUBackend": read_payload,
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
 #: Compile specs whose four bytes are a number, not text.
-_NUMBERS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
+_NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Inspection(Renderable):
         """Headings with their lines, for text and HTML."""
         # Names come from an untrusted file: escape control characters, which could move the cursor.
         for heading, rows in self._raw_sections():
-            yield _printable(heading), [tuple(map(_printable, row)) for row in rows]
+            yield _escape_unprintable(heading), [tuple(map(_escape_unprintable, row)) for row in rows]
 
     def _raw_sections(self) -> Iterator[Section]:
         yield (
@@ -96,7 +96,10 @@ class Inspection(Renderable):
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
         if self.constants:
-            yield "Constants", [(name, ", ".join(map(_constant, values))) for name, values in self.constants.items()]
+            yield (
+                "Constants",
+                [(name, ", ".join(map(_format_constant, values))) for name, values in self.constants.items()],
+            )
         if self.named_data:
             yield "Named data", [(name, format_bytes(count)) for name, count in self.named_data.items()]
 
@@ -129,15 +132,19 @@ def _inspect_vela_tflite(data: bytes) -> Inspection:
     model = read_vela_tflite(data)
     payloads = [
         replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
-        for operator in model.npu
+        for operator in model.npu_operators
     ]
     delegates = tuple(
         DelegateInspection(
-            ETHOS_U, payload.command_bytes + payload.weight_bytes, payload, None, {"compiler": model.description}
+            ETHOS_U_CUSTOM_CODE,
+            payload.command_bytes + payload.weight_bytes,
+            payload,
+            None,
+            {"compiler": model.description},
         )
         for payload in payloads
     )
-    method = MethodInspection("forward", model.inputs, model.outputs, delegates, model.operators, model.arena_bytes)
+    method = MethodInspection("forward", model.inputs, model.outputs, delegates, model.cpu_operators, model.arena_bytes)
     return Inspection(len(data), (method,), {}, {})
 
 
@@ -152,7 +159,7 @@ def _inspect(data: bytes) -> Inspection:
             continue
         values = read_signature(program, name)
         quantization_methods |= values.quantization_methods
-        delegates = tuple(_delegate(delegate, program.named_data.get) for delegate in method.delegates)
+        delegates = tuple(_inspect_delegate(delegate, program.named_data.get) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
         )
@@ -166,8 +173,8 @@ def _inspect(data: bytes) -> Inspection:
     )
 
 
-def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
-    reader = _READERS.get(delegate.backend)
+def _inspect_delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
+    reader = _PAYLOAD_READERS.get(delegate.backend)
     payload, problem = None, None
     try:
         payload = reader(memoryview(join_parts(delegate.data, find))) if reader is not None else None
@@ -175,12 +182,14 @@ def _delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspectio
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:
         problem = str(error)
-    texts = {key: _text(value) for key, value in delegate.compile_specs.items() if key not in _NUMBERS}
+    texts = {
+        key: _decode_printable(value) for key, value in delegate.compile_specs.items() if key not in _NUMERIC_SPECS
+    }
     specs = {key: text for key, text in texts.items() if text is not None}
     return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
 
 
-def _text(value: bytes) -> str | None:
+def _decode_printable(value: bytes) -> str | None:
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -227,11 +236,11 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     return rows + list(delegate.compile_specs.items())
 
 
-def _constant(value: object) -> str:
+def _format_constant(value: object) -> str:
     if isinstance(value, PteTensor):
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     return repr(value)
 
 
-def _printable(text: str) -> str:
+def _escape_unprintable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]

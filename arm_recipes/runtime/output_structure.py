@@ -28,7 +28,7 @@ def unflatten_outputs(outputs: Sequence[Any], encoded: str, leading: int) -> Any
     leaves = iter(returned)
     try:
         _, tree = json.loads(encoded)
-        structure = _build(tree, leaves)
+        structure = _unflatten_node(tree, leaves)
     except (KeyError, RecursionError, StopIteration, TypeError, ValueError):
         structure = leaves  # no record, or a damaged one
     if structure is leaves or next(leaves, leaves) is not leaves:
@@ -36,12 +36,12 @@ def unflatten_outputs(outputs: Sequence[Any], encoded: str, leading: int) -> Any
     return structure
 
 
-def _build(node: dict[str, Any], leaves: Iterator[Any]) -> Any:
+def _unflatten_node(node: dict[str, Any], leaves: Iterator[Any]) -> Any:
     """One node of the tree. Raises ValueError for a type that is not known."""
     kind = node["type"]
     if kind is None:
         return next(leaves)
-    children = [_build(child, leaves) for child in node["children_spec"]]
+    children = [_unflatten_node(child, leaves) for child in node["children_spec"]]
     match kind:
         case "builtins.tuple":
             return tuple(children)

@@ -43,7 +43,7 @@ class _Description:
 
 _VGF_MAGIC: Final = b"VGF1"
 #: Magic and versions, then offset and size of four sections: modules, model sequence, model resources, constants.
-_VGF_HEADER: Final = struct.Struct("<4s12x8Q")
+_VGF_HEADER_STRUCT: Final = struct.Struct("<4s12x8Q")
 #: ``VkFormat`` of the tensors that the model converter writes -> dtype.
 _VULKAN_DTYPES: Final = {
     13: "uint8",
@@ -83,18 +83,18 @@ def read_vgf(data: memoryview) -> VgfPayload:
     Raises:
         PayloadError: the bytes are not a VGF file, or are truncated or damaged.
     """
-    if len(data) < _VGF_HEADER.size or bytes(data[:4]) != _VGF_MAGIC:
+    if len(data) < _VGF_HEADER_STRUCT.size or bytes(data[:4]) != _VGF_MAGIC:
         raise PayloadError(f"not a VGF file (magic {bytes(data[:4])!r}, expected {_VGF_MAGIC!r})")
-    _, *places = _VGF_HEADER.unpack_from(data)
-    sections = [_section(data, offset, count) for offset, count in zip(places[::2], places[1::2], strict=True)]
+    _, *places = _VGF_HEADER_STRUCT.unpack_from(data)
+    sections = [_slice_section(data, offset, count) for offset, count in zip(places[::2], places[1::2], strict=True)]
     _, sequence, resources, constants = sections
     try:
         order, table = Flatbuffer(sequence).root, Flatbuffer(resources).root
         return VgfPayload(
             len(order.tables(_ModelSequenceTable.segments)),
             len(constants),
-            _vgf_tensors(order, table, _ModelSequenceTable.inputs, _ModelSequenceTable.input_names),
-            _vgf_tensors(order, table, _ModelSequenceTable.outputs, _ModelSequenceTable.output_names),
+            _read_tensors(order, table, _ModelSequenceTable.inputs, _ModelSequenceTable.input_names),
+            _read_tensors(order, table, _ModelSequenceTable.outputs, _ModelSequenceTable.output_names),
             tuple(
                 slot.number(_BindingSlot.binding, "I")
                 for side in (_ModelSequenceTable.inputs, _ModelSequenceTable.outputs)
@@ -105,14 +105,14 @@ def read_vgf(data: memoryview) -> VgfPayload:
         raise PayloadError(f"truncated or damaged: {error}") from None
 
 
-def _section(data: memoryview, offset: int, count: int) -> memoryview:
+def _slice_section(data: memoryview, offset: int, count: int) -> memoryview:
     if offset + count > len(data):
         end = offset + count
         raise PayloadError(f"truncated: a section of the VGF file ends at byte {end:,}, there are {len(data):,}")
     return data[offset : offset + count]
 
 
-def _vgf_tensors(order: Table, table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
+def _read_tensors(order: Table, table: Table, slots: int, names: int) -> tuple[TensorInfo, ...]:
     resources = table.tables(_ModelResourceTable.mrt_entry)
     known = order.texts(names)
     tensors = []

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.delegates import BACKENDS, Delegate, create_delegate
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES, Delegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
 from arm_recipes.runtime.host_library import load_plugin
@@ -60,18 +60,18 @@ class _ExecutorStruct(ctypes.Structure):
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
 _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
 #: Dtypes that numpy lacks: the reference model exchanges their raw bytes.
-_AS_BYTES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
+_RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
 #: The backend of TOSA graphs, which reference programs use; their graphs were lowered for an NPU.
-_REFERENCE = "TOSABackend"
+_REFERENCE_BACKEND = "TOSABackend"
 
-_failures = threading.local()
+_exceptions = threading.local()
 
 
-def take_failure() -> BaseException | None:
+def pop_exception() -> BaseException | None:
     """Return and clear the last exception of an executor on this thread; the runtime passes on only an error code."""
-    failure: BaseException | None = getattr(_failures, "error", None)
-    _failures.error = None
+    failure: BaseException | None = getattr(_exceptions, "error", None)
+    _exceptions.error = None
     return failure
 
 
@@ -91,30 +91,30 @@ class Execution:
     outputs: tuple[Array, ...]
 
 
-_loading = threading.local()
+_program_context = threading.local()
 
 
 @contextmanager
 def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
     """Provide the named data of a program to payloads that are loaded on this thread."""
-    before, _loading.named = getattr(_loading, "named", {}), named
+    before, _program_context.named = getattr(_program_context, "named", {}), named
     try:
         yield
     finally:
-        _loading.named = before
+        _program_context.named = before
 
 
-_observers = threading.local()
+_listeners = threading.local()
 
 
 @contextmanager
 def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
     """Call ``listener`` after each run of a delegate on this thread, before the program continues."""
-    before, _observers.listener = getattr(_observers, "listener", None), listener
+    before, _listeners.listener = getattr(_listeners, "listener", None), listener
     try:
         yield
     finally:
-        _observers.listener = before
+        _listeners.listener = before
 
 
 @contextmanager
@@ -161,7 +161,7 @@ class _Executor:
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
 
-    # An exception must not propagate through C: it is stored for ``take_failure``.
+    # An exception must not propagate through C: it is stored for ``pop_exception``.
 
     def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
         try:
@@ -170,13 +170,13 @@ class _Executor:
             specs_by_key = {
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }
-            named: Mapping[str, Any] = getattr(_loading, "named", {})
+            named: Mapping[str, Any] = getattr(_program_context, "named", {})
             delegate = create_delegate(self._backend, ctypes.string_at(payload, size), specs_by_key, named.get)
             handle = next(self._handles)
             self._delegates[handle], self._checksums[handle] = delegate, specs_by_key.get(CHECKSUM_KEY)
             return handle
         except BaseException as error:
-            _failures.error = error
+            _exceptions.error = error
             return 0
 
     def _execute(self, _: Any, handle: int, tensors: Any, count: int) -> int:
@@ -189,22 +189,22 @@ class _Executor:
                     f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
                 )
             arrays = [
-                _as_bytes(self._backend, index, tensors[index], info)
+                _view_as_bytes(self._backend, index, tensors[index], info)
                 if isinstance(info, EthosUTensor)
-                else _as_array(self._backend, tensors[index], info)
+                else _view_as_array(self._backend, tensors[index], info)
                 for index, info in enumerate(expected)
             ]
             sources, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
             results = delegate.run(sources)
             for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
-            listener: Callable[[Execution], None] | None = getattr(_observers, "listener", None)
+            listener: Callable[[Execution], None] | None = getattr(_listeners, "listener", None)
             if listener is not None:
                 inputs, outputs = (tuple(array.copy() for array in side) for side in (sources, targets))
                 listener(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
-            _failures.error = error
+            _exceptions.error = error
             return 1
 
     def _destroy(self, _: Any, handle: int) -> None:
@@ -214,7 +214,7 @@ class _Executor:
             delegate.close()
 
 
-def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
+def _view_as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     """View a tensor of the runtime as an array, with its dimensions in memory order.
 
     Raises:
@@ -224,7 +224,7 @@ def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
 
     shape = tuple(tensor.sizes[tensor.dim_order[axis]] for axis in range(tensor.rank))
     kind = _SCALAR_TYPES.get(tensor.dtype)
-    if kind == "bool" and expected.dtype == "int8" and backend == _REFERENCE:
+    if kind == "bool" and expected.dtype == "int8" and backend == _REFERENCE_BACKEND:
         kind = "int8"  # the graph was lowered for hardware without booleans, where they are int8 0 and 1
     if kind is None or kind != expected.dtype or shape != expected.shape:
         raise RunError(
@@ -238,10 +238,10 @@ def _as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
         return np.empty(shape, dtype)
     if size != tensor.nbytes or not tensor.data:
         raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
-    return _tensor_memory(tensor).view(dtype).reshape(shape)
+    return _view_memory(tensor).view(dtype).reshape(shape)
 
 
-def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
+def _view_as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
     """View a tensor of the runtime as bytes.
 
     Raises:
@@ -256,21 +256,21 @@ def _as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> 
             f"{backend}: the program passes tensor {index} of a delegate as {tensor.nbytes} bytes of "
             f"{kind or 'an unknown type'}, its payload expects {expected}. They do not match: export the program again."
         )
-    return _tensor_memory(tensor)
+    return _view_memory(tensor)
 
 
 def _numpy_dtype(kind: str) -> str:
-    return _AS_BYTES.get(kind, kind)
+    return _RAW_BYTE_DTYPES.get(kind, kind)
 
 
-def _tensor_memory(tensor: Any) -> Array:
+def _view_memory(tensor: Any) -> Array:
     import numpy as np
 
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
 
 
 @once
-def install() -> Sequence[_Executor]:
+def register_backends() -> Sequence[_Executor]:
     """Register ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` with ExecuTorch's runtime in this process, once.
 
     Programs that are loaded with ``executorch.runtime`` itself then run as well.
@@ -282,14 +282,14 @@ def install() -> Sequence[_Executor]:
     import executorch.kernels.quantized  # noqa: F401
 
     loaded = load_plugin()
-    _call(loaded.arm_host_install)
-    executors = [_Executor(backend) for backend in BACKENDS]
-    for backend, executor in zip(BACKENDS, executors, strict=True):
-        _call(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
+    _call_or_raise(loaded.arm_host_install)
+    executors = [_Executor(backend) for backend in DELEGATE_FACTORIES]
+    for backend, executor in zip(DELEGATE_FACTORIES, executors, strict=True):
+        _call_or_raise(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
     return executors  # the cache keeps them alive: the runtime holds pointers into them
 
 
-def _call(function: Any, *arguments: Any) -> None:
+def _call_or_raise(function: Any, *arguments: Any) -> None:
     message = ctypes.create_string_buffer(512)
     if function(*arguments, message, ctypes.c_uint64(len(message))) != 0:
         raise RuntimeUnavailable(f"ExecuTorch's runtime in this process cannot be used: {message.value.decode()}")

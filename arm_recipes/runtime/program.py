@@ -14,22 +14,22 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_via
-from arm_recipes.runtime.delegates import BACKENDS
+from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_old_backend_argument
+from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 from arm_recipes.runtime.output_structure import unflatten_outputs
 from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read_program
 from arm_recipes.runtime.shape_variants import Pad, StoredShapeVariants
-from arm_recipes.runtime.signature import Signature, Value, read_signature, read_sized_methods, verify_checksum
+from arm_recipes.runtime.signature import Signature, Value, read_shape_variants, read_signature, verify_checksum
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
 #: Backends whose payload is not a TOSA graph; ``ethos-u`` is the operator of TFLite models that Vela compiled.
-_COMPILED = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
+_NON_TOSA_BACKENDS = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
 class Program:
@@ -64,7 +64,7 @@ class Program:
         self._methods: dict[str, Any] = {}
         self._shared_program: Any = None
         self.content = content
-        self.sized = read_sized_methods(self.content)
+        self.sized = read_shape_variants(self.content)
         self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
@@ -149,7 +149,7 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``.
         """
-        reject_via(named)
+        reject_old_backend_argument(named)
         if backend is not None:
             return self._reference_for(backend).execute(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
@@ -222,7 +222,7 @@ class Program:
     @property
     def _is_own_reference(self) -> bool:
         backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
-        return not backends & _COMPILED
+        return not backends & _NON_TOSA_BACKENDS
 
     def _reference_for(self, backend: str) -> Program:
         if backend != "tosa":
@@ -247,7 +247,10 @@ class Program:
             names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
         description = self.content.methods[method]
-        layouts, has_arm_delegate = description.inputs, any(x.backend in BACKENDS for x in description.delegates)
+        layouts, has_arm_delegate = (
+            description.inputs,
+            any(x.backend in DELEGATE_FACTORIES for x in description.delegates),
+        )
         return [
             check_input(index, value, kind, tensor, reads_int32=has_arm_delegate)
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, layouts, tensors, strict=True))
@@ -300,11 +303,11 @@ class Program:
     @contextmanager
     def _translate_errors(self, name: str) -> Iterator[None]:
         """Turn an error of the runtime into a ``RunError`` with the message of the delegate that failed."""
-        plugin.take_failure()
+        plugin.pop_exception()
         try:
             yield
         except (RuntimeError, MemoryError) as error:
-            cause = plugin.take_failure()
+            cause = plugin.pop_exception()
             if cause is None:
                 if isinstance(error, RunError):
                     raise
@@ -319,7 +322,7 @@ class Program:
         """ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
         from executorch.runtime import Runtime
 
-        plugin.install()
+        plugin.register_backends()
         runtime = Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)

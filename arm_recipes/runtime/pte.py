@@ -15,10 +15,10 @@ from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 _MAGIC: Final = b"ET12"
 _HEADER_MAGIC: Final = b"eh00"
 #: Magic, length of the header, size of the flatbuffer, offset of the segments, size of the segments.
-_HEADER: Final = struct.Struct("<4sIQQQ")
-_HEADER_AT: Final = 8
+_HEADER_STRUCT: Final = struct.Struct("<4sIQQQ")
+_HEADER_OFFSET: Final = 8
 #: Length of the older header, which lacks the size of the segments.
-_SHORT_HEADER: Final = 24
+_SHORT_HEADER_BYTES: Final = 24
 
 
 class ProgramError(ArmRecipesError, ValueError):
@@ -121,7 +121,7 @@ class _Reader:
         program, segments = _split_segments(data)
         self._root = Flatbuffer(program).root
         self._segments = [
-            _segment(
+            _slice_segment(
                 index,
                 segments,
                 table.number(schema.DataSegment.offset, "Q"),
@@ -145,8 +145,10 @@ class _Reader:
 
     def _method(self, plan: Table) -> PteMethod:
         values = plan.tables(schema.ExecutionPlan.values)
-        inputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
-        outputs = [_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.outputs, "i")]
+        inputs = [_checked_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
+        outputs = [
+            _checked_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.outputs, "i")
+        ]
         has_no_instructions = not any(
             len(chain.tables(schema.Chain.instructions)) for chain in plan.tables(schema.ExecutionPlan.chains)
         )
@@ -174,11 +176,15 @@ class _Reader:
             raise ProgramError(f"damaged: a delegate for {backend!r} has no payload")
         location = reference.number(schema.BackendDelegateDataReference.location, "b")
         index = reference.number(schema.BackendDelegateDataReference.index, "I")
-        if location not in (schema.INLINE, schema.SEGMENT):
+        if location not in (schema.INLINE_LOCATION, schema.SEGMENT_LOCATION):
             raise ProgramError(
                 f"damaged: the payload of a delegate for {backend!r} has the unknown location {location}"
             )
-        data = _element(self._inline, index, "inline payload") if location == schema.INLINE else self._segment(index)
+        data = (
+            _checked_element(self._inline, index, "inline payload")
+            if location == schema.INLINE_LOCATION
+            else self._segment(index)
+        )
         tables = delegate.tables(schema.BackendDelegate.compile_specs)
         specs = {spec.text(schema.CompileSpec.key): spec.read_bytes(schema.CompileSpec.value) for spec in tables}
         if "" in specs:  # the runtime would dereference a null pointer
@@ -186,23 +192,23 @@ class _Reader:
         return PteDelegate(backend, data, specs)
 
     def _segment(self, index: int) -> memoryview:
-        return _element(self._segments, index, "segment")
+        return _checked_element(self._segments, index, "segment")
 
 
 def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
     """Split a file into the flatbuffer and the segments that follow it."""
-    if len(data) < _HEADER_AT:
+    if len(data) < _HEADER_OFFSET:
         raise ProgramError(f"truncated: a file of {len(data)} bytes is too short for a program")
-    magic = bytes(data[4:_HEADER_AT])
+    magic = bytes(data[4:_HEADER_OFFSET])
     if magic != _MAGIC:
         raise ProgramError(f"not an ExecuTorch program (magic {magic!r}, expected {_MAGIC!r})")
-    if bytes(data[_HEADER_AT : _HEADER_AT + len(_HEADER_MAGIC)]) != _HEADER_MAGIC:
+    if bytes(data[_HEADER_OFFSET : _HEADER_OFFSET + len(_HEADER_MAGIC)]) != _HEADER_MAGIC:
         return data, data[:0]
-    if len(data) < _HEADER_AT + _HEADER.size:
+    if len(data) < _HEADER_OFFSET + _HEADER_STRUCT.size:
         raise ProgramError(f"truncated: the file ends inside its header, after {len(data)} bytes")
-    _, length, program_bytes, base, segment_bytes = _HEADER.unpack_from(data, _HEADER_AT)
-    if length < _HEADER.size:
-        if length < _SHORT_HEADER:
+    _, length, program_bytes, base, segment_bytes = _HEADER_STRUCT.unpack_from(data, _HEADER_OFFSET)
+    if length < _HEADER_STRUCT.size:
+        if length < _SHORT_HEADER_BYTES:
             raise ProgramError(f"damaged: the header has {length} bytes")
         segment_bytes = 0
     for what, end in (("program", program_bytes), ("segments", base + segment_bytes)):
@@ -211,7 +217,7 @@ def _split_segments(data: memoryview) -> tuple[memoryview, memoryview]:
     return data[:program_bytes], data[base:]
 
 
-def _segment(index: int, segments: memoryview, offset: int, count: int) -> memoryview:
+def _slice_segment(index: int, segments: memoryview, offset: int, count: int) -> memoryview:
     if offset + count > len(segments):
         end = f"byte {offset + count:,} of the segments, the file has {len(segments):,}"
         raise ProgramError(f"truncated: segment {index} should end at {end}")
@@ -220,7 +226,7 @@ def _segment(index: int, segments: memoryview, offset: int, count: int) -> memor
 
 def _describe_value(value: Table) -> PteTensor | str:
     """The tensor's description, or the kind of any other value."""
-    kind = _element(schema.KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
+    kind = _checked_element(schema.VALUE_KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
     return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
@@ -249,11 +255,11 @@ def _describe_tensor(tensor: Table) -> PteTensor:
     dtype = tensor.number(schema.Tensor.scalar_type, "b")
     shape = tensor.numbers(schema.Tensor.sizes, "i")
     order = tensor.numbers(schema.Tensor.dim_order, "B")
-    if dtype not in schema.DTYPES:
+    if dtype not in schema.DTYPE_NAMES:
         raise ProgramError(f"damaged: a tensor has the unknown scalar type {dtype}")
     if min(shape, default=0) < 0 or sorted(order) != list(range(len(shape))):
         raise ProgramError(f"damaged: a tensor has the shape {list(shape)} with the dimension order {list(order)}")
-    return PteTensor(schema.DTYPES[dtype], shape, order, tensor.number(schema.Tensor.shape_dynamism, "b") != 0)
+    return PteTensor(schema.DTYPE_NAMES[dtype], shape, order, tensor.number(schema.Tensor.shape_dynamism, "b") != 0)
 
 
 def _operator_name(kernel: Table) -> str:
@@ -264,7 +270,7 @@ def _operator_name(kernel: Table) -> str:
 _Item = TypeVar("_Item")
 
 
-def _element(items: Sequence[_Item], index: int, what: str) -> _Item:
+def _checked_element(items: Sequence[_Item], index: int, what: str) -> _Item:
     if not 0 <= index < len(items):
         raise ProgramError(f"damaged: it refers to {what} {index:,}, and there are {len(items):,}")
     return items[index]

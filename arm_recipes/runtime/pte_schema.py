@@ -115,7 +115,7 @@ class NamedData:
 
 
 #: Members of the union ``KernelTypes``; 0 is an unset union.
-KINDS: Final = (
+VALUE_KINDS: Final = (
     "NONE",
     "Null",
     "Int",
@@ -130,9 +130,9 @@ KINDS: Final = (
     "OptionalTensorList",
 )
 #: The enumeration ``DataLocation``.
-INLINE, SEGMENT = 0, 1
+INLINE_LOCATION, SEGMENT_LOCATION = 0, 1
 #: The enumeration ``ScalarType``, by PyTorch's dtype names.
-DTYPES: Final = {
+DTYPE_NAMES: Final = {
     0: "uint8",
     1: "int8",
     2: "int16",
@@ -164,4 +164,4 @@ DTYPES: Final = {
 
 def dtype_number(name: str) -> int:
     """Number of a dtype in ``executorch::aten::ScalarType``."""
-    return next(number for number, known in DTYPES.items() if known == name)
+    return next(number for number, known in DTYPE_NAMES.items() if known == name)

@@ -29,7 +29,7 @@ from arm_recipes.runtime.tosa_graph import (
 Array = np.ndarray[Any, Any]
 #: Attribute field -> its type: an enumeration of TOSA, a ``struct`` format letter, or bytes. All other fields are
 #: vectors of int32.
-_FIELDS: Final = {
+_FIELD_TYPES: Final = {
     "nan_mode": "NanPropagationMode",
     "rounding_mode": "RoundingMode",
     "mode": "ResizeMode",
@@ -40,14 +40,14 @@ _FIELDS: Final = {
     **dict.fromkeys(("min_val", "max_val"), "bytes"),
 }
 #: Constant operands with more than one element; the graph stores the others as numbers.
-_VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
+_VECTOR_OPERANDS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
 #: Operators with nested graphs -> the names of both.
-_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
+_NESTED_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
 #: numpy's limit; TOSA's levels allow at most 6.
 _MAX_DIMENSIONS: Final = 32
-_CONSTANTS: Final = ("CONST", "CONST_SHAPE")
-#: Floating-point formats that numpy lacks -> name in ml_dtypes. ``_PACKED``: bits of an element of packed formats.
-_FORMATS: Final = {
+_CONSTANT_OPERATORS: Final = ("CONST", "CONST_SHAPE")
+#: Floating-point formats that numpy lacks -> name in ml_dtypes. ``_PACKED_BITS``: bits of an element of packed formats.
+_ML_DTYPES_NAMES: Final = {
     DType.BF16: "bfloat16",
     DType.FP8E4M3: "float8_e4m3fn",
     DType.FP8E5M2: "float8_e5m2",
@@ -56,7 +56,7 @@ _FORMATS: Final = {
     DType.FP6E3M2: "float6_e3m2fn",
     DType.FP4E2M1: "float4_e2m1fn",
 }
-_PACKED: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
+_PACKED_BITS: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
 
 
 def deserialize(flatbuffer: bytes) -> Graph:
@@ -136,16 +136,16 @@ class _Block:
         """Read an operator. The list is empty for a constant, which becomes a value."""
         kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
         inputs, outputs = table.texts(_TosaOperator.inputs), table.texts(_TosaOperator.outputs)
-        if kind in _CONSTANTS:
+        if kind in _CONSTANT_OPERATORS:
             self._constant(kind, inputs, outputs)
             return []
         fields = table.table(_TosaOperator.attribute)
         if fields is None:
             raise PayloadError("it has no attributes")
-        if kind in _GRAPHS:
-            graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_GRAPHS[kind])}
+        if kind in _NESTED_GRAPHS:
+            graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_NESTED_GRAPHS[kind])}
             op = self._create_op(kind, [self._look_up(name) for name in inputs], outputs, graphs)
-            _check_graphs(op, **graphs)
+            _check_nested_graphs(op, **graphs)
             return [op]
         record = OPERATORS.get(kind)
         if record is None or record.is_placeholder:
@@ -219,11 +219,11 @@ class _Block:
                 dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
             else:
                 dtype = DType(how)
-            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
+            attrs[name] = _read_parameter(value, name, dtype, vector=(op.kind, name) in _VECTOR_OPERANDS)
         return attrs
 
     def _field(self, fields: Table, number: int, name: str, op: Op) -> Any:
-        how = _FIELDS.get(name, "")
+        how = _FIELD_TYPES.get(name, "")
         if how == "DType":
             return self.reader.dtype(fields.number(number, "I"))
         if how == "bytes":
@@ -236,7 +236,7 @@ class _Block:
         return fields.number(number, how) if how else list(fields.numbers(number, "i"))
 
 
-def _check_graphs(op: Op, **graphs: Graph) -> None:
+def _check_nested_graphs(op: Op, **graphs: Graph) -> None:
     """Check nested graphs: one boolean condition, matching inputs and outputs.
 
     Source: TOSA 1.0, COND_IF and WHILE_LOOP.
@@ -266,20 +266,20 @@ def _read_parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> A
 
 def _read_array(data: memoryview, value: Value) -> Array:
     """Elements of a constant, in the numpy dtype that the graph stores."""
-    bits = _PACKED.get(value.dtype, 8 * value.dtype.bytes)
+    bits = _PACKED_BITS.get(value.dtype, 8 * value.dtype.bytes)
     count = prod(value.shape)
     length = (count * bits + 7) // 8
     if len(data) < length:
         raise PayloadError(f"{value!r} has {len(data)} bytes, not {length}")
     raw = np.frombuffer(data[:length], np.uint8)
-    if value.dtype in _PACKED or value.dtype is DType.INT48:
-        raw = _unpack(raw, bits, count, signed=not value.dtype.is_float)
-    if value.dtype in _FORMATS:
+    if value.dtype in _PACKED_BITS or value.dtype is DType.INT48:
+        raw = _unpack_bits(raw, bits, count, signed=not value.dtype.is_float)
+    if value.dtype in _ML_DTYPES_NAMES:
         import ml_dtypes
 
-        stored = raw.astype(np.uint8) if value.dtype in _PACKED else raw
-        elements = stored.view(getattr(ml_dtypes, _FORMATS[value.dtype])).astype(np.float32)
-    elif value.dtype in _PACKED or value.dtype is DType.INT48:
+        stored = raw.astype(np.uint8) if value.dtype in _PACKED_BITS else raw
+        elements = stored.view(getattr(ml_dtypes, _ML_DTYPES_NAMES[value.dtype])).astype(np.float32)
+    elif value.dtype in _PACKED_BITS or value.dtype is DType.INT48:
         elements = raw.astype(value.dtype.numpy)
     else:
         elements = raw.view(value.dtype.numpy.newbyteorder("<")).astype(value.dtype.numpy)
@@ -288,7 +288,7 @@ def _read_array(data: memoryview, value: Value) -> Array:
     return np.array(elements.reshape(value.shape), order="C")
 
 
-def _unpack(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
+def _unpack_bits(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
     """Unpack numbers of ``bits`` bits; the first one is in the lowest bits of the first byte."""
     bit_rows = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
     numbers = bit_rows @ (np.int64(1) << np.arange(bits, dtype=np.int64))

@@ -116,8 +116,8 @@ def read_tosa(data: memoryview) -> TosaPayload:
         return TosaPayload(
             ".".join(str(version.number(field)) for field in (_Version._major, _Version._minor, _Version._patch)),
             sum(len(block.tables(_TosaBasicBlock.operators)) for block in blocks),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
+            _describe_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
+            _describe_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
         )
     except FlatbufferError as error:
         raise PayloadError(f"truncated or damaged: {error}") from None
@@ -164,7 +164,7 @@ def read_graph(data: memoryview) -> TosaGraph:
     for index, operator in enumerate(block.tables(_TosaBasicBlock.operators) if len(regions) == 1 else ()):
         if inputs := operator.texts(_TosaOperator.inputs):
             outputs = operator.texts(_TosaOperator.outputs)
-            operators.append(TosaOperator(index, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
+            operators.append(TosaOperator(index, inputs, outputs, _describe_tensors(outputs, tensors)[0]))
     inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
     return TosaGraph(
         tuple(operators), inputs, outputs, {name: _tensor_bytes(tensor) for name, tensor in tensors.items()}
@@ -176,7 +176,7 @@ def _tensor_bytes(tensor: Table) -> int:
     return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
 
 
-def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
+def find_constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
     """Start and end of the data of each constant with at least ``least`` bytes."""
     (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
     (block,) = region.tables(_TosaRegion.blocks)
@@ -184,7 +184,7 @@ def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
     return sorted((start, start + count) for start, count in spans if count >= least)
 
 
-def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
+def _describe_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
     infos = []
     for name in names:
         if name not in tensors:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteMethod, PteProgram, PteTensor
 from arm_recipes.runtime.signature import Signature
 from arm_recipes.runtime.tensor_info import TensorInfo
-from arm_recipes.runtime.vela_tflite import ETHOS_U, VelaTflite, read_vela_tflite
+from arm_recipes.runtime.vela_tflite import ETHOS_U_CUSTOM_CODE, VelaTflite, read_vela_tflite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ class VelaProgram(Program):
             outputs = [output.tobytes() for output in self._delegate.run(inputs)]
         return [_to_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
-    def run_checked(self, arrays: Sequence[Array]) -> EthosUFigures:
+    def run_checked(self, arrays: Sequence[Array]) -> EthosUStatistics:
         """Execute once with the access checker, which stays on for later executions.
 
         Raises:
@@ -132,8 +132,8 @@ def _describe_method(model: VelaTflite) -> PteMethod:
         tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in tensors)
         for tensors in (model.inputs, model.outputs)
     )
-    delegates = tuple(PteDelegate(ETHOS_U, operator.parts.commands, {}) for operator in model.npu)
-    return PteMethod(METHOD, inputs, outputs, model.operators, delegates, None, model.arena_bytes, 1)
+    delegates = tuple(PteDelegate(ETHOS_U_CUSTOM_CODE, operator.parts.commands, {}) for operator in model.npu_operators)
+    return PteMethod(METHOD, inputs, outputs, model.cpu_operators, delegates, None, model.arena_bytes, 1)
 
 
 def _create_delegate(model: VelaTflite) -> EthosUDelegate:
@@ -142,15 +142,17 @@ def _create_delegate(model: VelaTflite) -> EthosUDelegate:
     Raises:
         ProgramError: the model has CPU operators, or not exactly one NPU operator.
     """
-    if model.operators:
-        operator_counts = ", ".join(f"{name} ({n})" if n > 1 else name for name, n in Counter(model.operators).items())
+    if model.cpu_operators:
+        operator_counts = ", ".join(
+            f"{name} ({n})" if n > 1 else name for name, n in Counter(model.cpu_operators).items()
+        )
         raise ProgramError(
             "Vela left these TFLite operators on the CPU, and this runtime executes only operators for the NPU: "
             f"{operator_counts}"
         )
-    if len(model.npu) != 1:
-        raise ProgramError(f"the model has {len(model.npu)} operators for the NPU; this runtime supports one")
-    (operator,) = model.npu
+    if len(model.npu_operators) != 1:
+        raise ProgramError(f"the model has {len(model.npu_operators)} operators for the NPU; this runtime supports one")
+    (operator,) = model.npu_operators
     payload = replace(
         operator.parts.payload,
         inputs=model.input_locations,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 #: Dtype -> the scenario runner's name of its Vulkan format.
-_FORMATS = {
+_VULKAN_FORMATS = {
     "bool": "R8BoolArm",
     "uint8": "R8Uint",
     "int8": "R8Sint",
@@ -67,7 +67,7 @@ class VgfDelegate:
             self._scenario.run()
             return [self._scenario.download(tensor) for tensor in outputs]
         except (RuntimeError, ValueError) as error:
-            raise PayloadError(f"Vulkan ({vulkan.connect()}) failed to run the VGF file: {error}") from error
+            raise PayloadError(f"Vulkan ({vulkan.set_up_vulkan()}) failed to run the VGF file: {error}") from error
 
     def close(self) -> None:
         """See ``Delegate``."""
@@ -76,9 +76,9 @@ class VgfDelegate:
     def _set_up(self) -> None:
         """Create tensors and pipeline, in place of existing ones."""
         self._scenario, self._runs = None, 0
-        runner = _runner()
+        runner = _import_scenario_runner()
         builder, source = runner.ScenarioBuilder(), runner.VgfInfo()
-        self._tensors = [_tensor(runner, builder, info) for info in (*self.inputs, *self.outputs)]
+        self._tensors = [_add_tensor(runner, builder, info) for info in (*self.inputs, *self.outputs)]
         with tempfile.NamedTemporaryFile(suffix=".vgf") as file:
             file.write(self._payload)
             file.flush()
@@ -92,20 +92,20 @@ class VgfDelegate:
                 builder.add_dispatch_vgf(dispatch)
                 self._scenario = builder.build()
             except (RuntimeError, ValueError) as error:
-                raise PayloadError(f"Vulkan ({vulkan.connect()}) rejected the VGF file: {error}") from error
+                raise PayloadError(f"Vulkan ({vulkan.set_up_vulkan()}) rejected the VGF file: {error}") from error
 
 
-def _tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
-    if info.dtype not in _FORMATS:
+def _add_tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
+    if info.dtype not in _VULKAN_FORMATS:
         raise PayloadError(
             f"'{info.name}' of the VGF file has the dtype {info.dtype}, which the scenario runner does not support"
         )
-    return builder.add_tensor(list(info.shape), getattr(runner.Format, _FORMATS[info.dtype]))
+    return builder.add_tensor(list(info.shape), getattr(runner.Format, _VULKAN_FORMATS[info.dtype]))
 
 
 @once
-def _runner() -> ModuleType:
-    vulkan.connect()
+def _import_scenario_runner() -> ModuleType:
+    vulkan.set_up_vulkan()
     try:
         import scenario_runner_py
     except ImportError as error:

@@ -18,11 +18,11 @@ from arm_recipes.runtime.lazy import once
 _MIN_LOADER_VERSION = (1, 4)
 #: Paths of the loader, in order: the environment variable, the system's, that of Debian's chromium-common.
 LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
-_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
-_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
-_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
+_DEFAULT_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
+_REQUIRED_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
+_EMULATION_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
 _LAYER_LIBRARIES = ("libVkLayer_Tensor.so", "libVkLayer_Graph.so")
-_ADVICE = (
+_INSTALL_HINT = (
     "Install Mesa's CPU driver and a Vulkan loader of at least version 1.4 (Debian 12: apt-get install "
     f"mesa-vulkan-drivers chromium-common), or name a loader in {LOADER_VARIABLE}. "
     "The TOSA graph runs without Vulkan: run(..., backend='tosa')."
@@ -75,19 +75,19 @@ class Vulkan:
 
 
 @once
-def connect() -> Vulkan:
+def set_up_vulkan() -> Vulkan:
     """Choose loader and driver for this process; later calls return the same choice.
 
     Raises:
         RuntimeUnavailable: there is no recent loader, no driver, or no emulation layer.
     """
     path, loader = _load_loader()
-    devices = _devices(loader)
-    if any(extensions >= _EXTENSIONS for extensions in devices):
+    devices = _device_extensions(loader)
+    if any(extensions >= _REQUIRED_EXTENSIONS for extensions in devices):
         return Vulkan(path, emulated=False)
     if not devices:
-        raise RuntimeUnavailable(f"The Vulkan loader '{path}' finds no driver. {_ADVICE}")
-    _use_emulation_layer()
+        raise RuntimeUnavailable(f"The Vulkan loader '{path}' finds no driver. {_INSTALL_HINT}")
+    _enable_emulation_layer()
     return Vulkan(path, emulated=True)
 
 
@@ -95,21 +95,21 @@ def _load_loader() -> tuple[str, ctypes.CDLL]:
     """Load the first loader of a sufficient version, with global symbols so that other libraries use it."""
     chosen = os.environ.get(LOADER_VARIABLE)
     refused = []
-    for path in [chosen] if chosen else _LOADERS:
+    for path in [chosen] if chosen else _DEFAULT_LOADERS:
         try:
             library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError as error:
             refused.append(str(error))
             continue
-        version = _version(library)
+        version = _loader_version(library)
         if version >= _MIN_LOADER_VERSION:
             return path, library
         refused.append(f"{path} has version {'.'.join(map(str, version))}")
         _unload(library)  # the next library would resolve to this one while it is loaded
-    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_ADVICE}")
+    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_INSTALL_HINT}")
 
 
-def _version(loader: ctypes.CDLL) -> tuple[int, int, int]:
+def _loader_version(loader: ctypes.CDLL) -> tuple[int, int, int]:
     number = ctypes.c_uint32()
     if not hasattr(loader, "vkEnumerateInstanceVersion"):  # new in Vulkan 1.1
         return 1, 0, 0
@@ -124,7 +124,7 @@ def _unload(library: ctypes.CDLL) -> None:
     _ctypes.dlclose(library._handle)
 
 
-def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
+def _device_extensions(loader: ctypes.CDLL) -> list[set[bytes]]:
     """Extensions of each Vulkan device on this machine."""
     application = _ApplicationInfo(sType=0, apiVersion=(1 << 22) | (3 << 12))
     request = _InstanceCreateInfo(sType=1, pApplicationInfo=ctypes.pointer(application))
@@ -135,12 +135,12 @@ def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
         devices = (ctypes.c_void_p * count.value)()
         loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
-        return [_extensions(loader, ctypes.c_void_p(device)) for device in devices[: count.value]]
+        return [_list_extensions(loader, ctypes.c_void_p(device)) for device in devices[: count.value]]
     finally:
         loader.vkDestroyInstance(instance, None)
 
 
-def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
+def _list_extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
     count = ctypes.c_uint32()
     loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), None)
     properties = (_ExtensionProperties * count.value)()
@@ -148,7 +148,7 @@ def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
     return {extension.extensionName for extension in properties[: count.value]}
 
 
-def _use_emulation_layer() -> None:
+def _enable_emulation_layer() -> None:
     """Enable Arm's emulation layer for every Vulkan instance of this process."""
     try:
         from emulation_layer.cli import get_deploy_paths
@@ -159,7 +159,7 @@ def _use_emulation_layer() -> None:
         ) from None
     paths = get_deploy_paths()
     _prepend("VK_LAYER_PATH", paths["VK_LAYER_PATH"])
-    _prepend("VK_INSTANCE_LAYERS", _LAYERS)
+    _prepend("VK_INSTANCE_LAYERS", _EMULATION_LAYERS)
     folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
     for name in _LAYER_LIBRARIES:
         # The layer manifests have no folder, so load the library first: it is then found by its name.

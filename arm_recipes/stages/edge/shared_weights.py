@@ -20,8 +20,8 @@ from arm_recipes._internal.executorch_programs import delegates_of, set_payload,
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import externalize_weights
 from arm_recipes.runtime.ethosu_payload import read_parts
-from arm_recipes.runtime.payload_parts import split_payload, weights_name
-from arm_recipes.runtime.tosa_graph import constant_spans
+from arm_recipes.runtime.payload_parts import encode_parts, weights_key
+from arm_recipes.runtime.tosa_graph import find_constant_spans
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -84,18 +84,18 @@ def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendMod
     for module, parts in zip(modules, cuts, strict=True):
         named = [_store(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
         if any(isinstance(part, str) for part in named):
-            _replace(module, split_payload(named))
+            _replace(module, encode_parts(named))
 
 
 def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
     """Split a TOSA flatbuffer into parts; the flag marks the data of a large constant."""
-    borders = [0, *(border for span in constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
+    borders = [0, *(border for span in find_constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
     pairs = list(pairwise([*borders, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
 
 
 def _store(manager: EdgeProgramManager, data: bytes) -> str:
-    name = weights_name(data)
+    name = weights_key(data)
     store_named_data(manager, name, data, _ALIGNMENT)
     return name
 
