@@ -10,7 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.report.layers import DelegateTrace
+from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optim
         f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
         f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"
     )
-    used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
+    used = next((use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None)
     sections: list[Section] = []
     if used is not None:
         rows: list[tuple[str, ...]] = [
@@ -114,7 +114,7 @@ def _flash(stored: int, budget: int, records: Sequence[Delegate], what: str) -> 
 
 def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
     """Bytes of each constant, with module and line of its first consumer."""
-    traced, seen = DelegateTrace("", record), set[str]()
+    traced, seen = DelegateProfile("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
             if name not in traced.producers and name not in traced.graph.inputs and name not in seen:

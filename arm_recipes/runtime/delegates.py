@@ -1,4 +1,4 @@
-"""Delegates on this machine: an emulator or interpreter executes each payload in place of the hardware."""
+"""Delegates on this machine: instead of the hardware, an emulator or interpreter executes each payload."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _SANDBOX_TIMEOUT_SECONDS = 600.0
-#: Exit code of a sandbox process if this machine lacks something, as opposed to a damaged payload.
+#: Exit code of the sandbox process if this machine lacks a dependency. A damaged payload has another exit code.
 SANDBOX_UNAVAILABLE_EXIT_CODE = 3
 
 
 class Delegate(Protocol):
-    """A payload that is loaded and ready to run."""
+    """A loaded payload, ready to run."""
 
     @property
     def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
@@ -34,12 +34,12 @@ class Delegate(Protocol):
 
     @property
     def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:
-        """Outputs of ``run``."""
+        """Outputs of ``run``, described like ``inputs``."""
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Execute once. ``arrays`` match ``inputs``, are C-contiguous and are not modified.
+        """Execute once. ``arrays`` match ``inputs``, are C-contiguous, and are not modified.
 
-        An ``EthosUTensor`` is passed as an array of bytes.
+        The array of an ``EthosUTensor`` has the dtype uint8.
         """
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class TosaDelegate:
         return reference.run(self._payload, arrays)
 
     def run_intermediates(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
-        """Execute once and return the values of intermediate tensors, by name."""
+        """Execute once, and return the values of the intermediate tensors ``names``."""
         from arm_backend_core.tosa import reference
         from arm_recipes.runtime.tosa_graph import replace_outputs
 
@@ -93,14 +93,14 @@ def _create_ethosu_delegate(payload: bytes, compile_specs: Mapping[str, bytes], 
     return EthosUDelegate(payload, compile_specs, find)
 
 
-#: Backend id -> factory of a delegate from a payload, its compile specs and the look-up of named data.
+#: Backend id -> function that creates a delegate from a payload, its compile specs and a look-up of named data.
 DELEGATE_FACTORIES: Mapping[str, Callable[[bytes, Mapping[str, bytes], NamedDataLookup], Delegate]] = {
     "TOSABackend": _create_tosa_delegate,
     "VgfBackend": _create_vgf_delegate,
     "EthosUBackend": _create_ethosu_delegate,
 }
-#: Backends that a damaged payload can crash, and this process with them. The reference model runs in its own process,
-#: and the emulator of Ethos-U checks every access.
+#: Backends in which a damaged payload can crash this process. The other backends are safe: the reference model runs in
+#: its own process, and the emulator of Ethos-U checks every access.
 _SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 
 
@@ -109,12 +109,12 @@ def create_delegate(
 ) -> Delegate:
     """Load a payload; ``find`` looks up named data of the program.
 
-    A damaged payload can crash a Vulkan driver, and this process with it. A payload with a checksum is therefore
-    verified; one without a checksum first runs in a sandbox process.
+    A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is
+    verified. Without a checksum, a VGF payload first runs in a sandbox process.
 
     Raises:
         PayloadError: the payload is damaged.
-        RuntimeUnavailable: this machine lacks something that the payload needs.
+        RuntimeUnavailable: this machine lacks a dependency of the backend.
     """
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum_spec
 
@@ -131,11 +131,11 @@ def create_delegate(
 
 
 def _run_in_sandbox(backend: str, payload: bytes) -> None:
-    """Run a payload without a checksum on zeros, in a separate process.
+    """Run a payload once in a separate process, with zeros as inputs.
 
     Raises:
         PayloadError: the run failed.
-        RuntimeUnavailable: this machine lacks something that the payload needs.
+        RuntimeUnavailable: this machine lacks a dependency of the backend.
     """
     from arm_backend_core.workers.worker import child_environment, describe_exit
 

@@ -31,7 +31,8 @@ class EthosUOperation:
 
     Attributes:
         command: for example ``NPU_OP_CONV``.
-        offset: byte offset of the command from the start of the stream's header. The emulator's errors give this offset.
+        offset: byte offset of the command from the start of the stream's header. The emulator's errors give this
+            offset.
         indexed: whether the operation is an indexed DMA (gather or scatter).
         region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
         address: offset of the result's first element in the region.
@@ -173,7 +174,7 @@ class EthosUDelegate:
         return f"a program for Ethos-U{self._described.product}-{self._described.macs}"
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``. Inputs and outputs are bytes, because only the program around the delegate has their dtypes."""
+        """See ``Delegate``. Inputs and outputs are bytes; only the program around the delegate has their dtypes."""
         with self._translate_errors():
             return self._stream.run(arrays)
 
@@ -190,8 +191,8 @@ class EthosUDelegate:
 
         Raises:
             RunError: the stream reads or returns a byte that nothing has written, or an operation does not wait for
-                an earlier operation that accesses the same byte. The message names the command, its offset and the byte.
-                The error also occurs if scratch and fast scratch are the same memory and the stream uses both.
+                an earlier operation that accesses the same byte. The message names the command, its offset and the
+                byte. The error also occurs if scratch and fast scratch are the same memory and the stream uses both.
         """
         if self._stream.is_aliased:
             raise RunError(

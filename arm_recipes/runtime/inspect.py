@@ -24,20 +24,20 @@ _PAYLOAD_READERS: dict[str, Callable[[memoryview], Payload]] = {
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
-#: Compile specs whose four bytes are a number, not text.
+#: Compile specs whose value is a 4-byte number, not text.
 _NUMERIC_SPECS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
 
 
 @dataclass(frozen=True)
 class DelegateInspection:
-    """A delegate of a method.
+    """Description of a delegate of a method.
 
     Attributes:
         backend: backend id.
         payload_bytes: size of the payload.
-        payload: description of the payload; None if it is damaged or the backend is not one of ours.
-        problem: why an Arm payload could not be parsed.
-        compile_specs: compile specs that are text.
+        payload: description of the payload; None if it is damaged or the backend is not of this package.
+        problem: why the payload of an Arm backend could not be parsed; None without a problem.
+        compile_specs: compile specs whose value is text.
     """
 
     backend: str
@@ -49,13 +49,13 @@ class DelegateInspection:
 
 @dataclass(frozen=True)
 class MethodInspection:
-    """A method.
+    """Description of a method.
 
     Attributes:
         delegates: in program order.
         operators: CPU kernels that the firmware must contain; for a TFLite model, its operators on the CPU.
-        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, of the
-            arena.
+        planned_bytes: size of the memory-planned buffers, which the firmware must provide; for a TFLite model, size of
+            its arena.
     """
 
     name: str
@@ -72,9 +72,9 @@ class Inspection(Renderable):
 
     Attributes:
         program_bytes: size of the file.
-        methods: methods that compute.
+        methods: all methods except constant methods.
         constants: results of the constant methods by name, except those that publish quantization parameters.
-        named_data: sizes in bytes by key.
+        named_data: key of named data -> size in bytes.
     """
 
     program_bytes: int
@@ -107,8 +107,8 @@ class Inspection(Renderable):
 def inspect_program(source: str | Path | bytes) -> Inspection:
     """Describe a program: inputs, outputs, delegates, and the kernels and memory that firmware must provide.
 
-    A damaged payload is reported, and the rest of the program is still described. For a TFLite model that Vela
-    compiled, the operators for the NPU appear as delegates of one method.
+    If a payload is damaged, the description says so and still covers the rest of the program. For a TFLite model that
+    Vela compiled, the operators for the NPU appear as delegates of one method.
 
     Args:
         source: path of a ``.pte`` file or of a ``.tflite`` that Vela compiled, or its bytes.
@@ -182,10 +182,10 @@ def _inspect_delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateI
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:
         problem = str(error)
-    texts = {
+    text_by_key = {
         key: _decode_printable(value) for key, value in delegate.compile_specs.items() if key not in _NUMERIC_SPECS
     }
-    specs = {key: text for key, text in texts.items() if text is not None}
+    specs = {key: text for key, text in text_by_key.items() if text is not None}
     return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
 
 
@@ -198,16 +198,16 @@ def _decode_printable(value: bytes) -> str | None:
 
 
 def _method_sections(method: MethodInspection, *, many: bool) -> Iterator[Section]:
-    of = f" of '{method.name}'" if many else ""
+    suffix = f" of '{method.name}'" if many else ""
     values = [("in", value) for value in method.inputs] + [("out", value) for value in method.outputs]
-    yield f"Inputs and outputs{of}", [(side, value.name, str(value)) for side, value in values]
+    yield f"Inputs and outputs{suffix}", [(side, value.name, str(value)) for side, value in values]
     for index, delegate in enumerate(method.delegates):
-        yield f"Delegate {index}{of}: {delegate.backend}", _delegate_rows(delegate)
+        yield f"Delegate {index}{suffix}: {delegate.backend}", _delegate_rows(delegate)
     if not method.delegates:
-        yield f"Delegates{of}", [("none",)]
+        yield f"Delegates{suffix}", [("none",)]
     kernels: list[tuple[str, ...]] = [(name,) for name in method.operators]
-    yield f"Kernels on the CPU{of}: {len(kernels)}", kernels or [("none",)]
-    yield f"Memory{of}", [("planned memory", format_bytes(method.planned_bytes))]
+    yield f"Kernels on the CPU{suffix}: {len(kernels)}", kernels or [("none",)]
+    yield f"Memory{suffix}", [("planned memory", format_bytes(method.planned_bytes))]
 
 
 def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
@@ -216,10 +216,10 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     if delegate.problem is not None:
         rows.append(("damaged payload", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
-        kind = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
+        stream_format = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
-            ("command stream", f"{format_bytes(payload.command_bytes)}, {kind}"),
+            ("command stream", f"{format_bytes(payload.command_bytes)}, {stream_format}"),
             ("weights", format_bytes(payload.weight_bytes)),
             ("scratch", format_bytes(payload.scratch_bytes)),
         ]

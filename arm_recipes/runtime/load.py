@@ -20,18 +20,18 @@ def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = N
     A ``.pte`` runs in ExecuTorch's runtime. Arm's reference model executes TOSA delegates, Vulkan executes VGF
     delegates, and an emulator of the NPU executes the command streams of Ethos-U delegates. A TFLite model that Vela
     compiled runs on the same emulator, as a ``VelaProgram``, if the entire model is one operator for the NPU. Results
-    that are bit-exact on the target are bit-exact here.
+    that are bit-exact on the target are also bit-exact on this machine.
 
     Args:
         source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
         reference: path or bytes of a ``.pte``'s reference program (see ``ExportResult.save``), for ``run(...,
-            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If that file
-            belongs to another program, ``load`` warns and ignores it.
+            backend="tosa")``. Default: the file ``model.tosa.pte`` beside ``model.pte``, if it exists. If this file
+            belongs to another program, ``load`` warns and ignores the file.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU (a
-            ``ValueError``).
+        ProgramError: the file is not a program or is damaged, or operators of a TFLite model stay on the CPU. This is a
+            ``ValueError``.
         RunError: ``reference`` belongs to another program, or the emulator does not support a TFLite model.
     """
     from arm_recipes.runtime.vela_tflite import is_tflite

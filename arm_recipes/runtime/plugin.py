@@ -1,4 +1,4 @@
-"""Host plugin: connects the backends of ExecuTorch's runtime in this process to the delegates in Python."""
+"""Host plugin: the backends of ExecuTorch's runtime in this process call delegates in Python."""
 
 from __future__ import annotations
 
@@ -56,23 +56,26 @@ class _ExecutorStruct(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("init", _Init), ("execute", _Execute), ("destroy", _Destroy))
 
 
-#: executorch::aten::ScalarType of a delegate's inputs and outputs -> numpy's dtype name.
+#: executorch::aten::ScalarType of a delegate's inputs and outputs -> dtype name.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
 _SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
-#: Dtypes that numpy lacks: the reference model exchanges their raw bytes.
+#: Dtypes that numpy lacks -> numpy's dtype of raw bytes. The reference model exchanges these bytes.
 _RAW_BYTE_DTYPES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
-#: The backend of TOSA graphs, which reference programs use; their graphs were lowered for an NPU.
+#: The backend of TOSA graphs. Reference programs use it; their graphs were lowered for an NPU.
 _REFERENCE_BACKEND = "TOSABackend"
 
 _exceptions = threading.local()
 
 
 def pop_exception() -> BaseException | None:
-    """Return and clear the last exception of an executor on this thread; the runtime passes on only an error code."""
-    failure: BaseException | None = getattr(_exceptions, "error", None)
+    """Return and clear the last exception of an executor on this thread.
+
+    The C++ runtime propagates only an error code.
+    """
+    exception: BaseException | None = getattr(_exceptions, "error", None)
     _exceptions.error = None
-    return failure
+    return exception
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,8 @@ class Execution:
 
     Attributes:
         delegate: the delegate that ran.
-        checksum: checksum of its payload from the compile specs, or None.
-        inputs, outputs: copies of its tensors.
+        checksum: checksum of the payload from the compile specs, or None.
+        inputs, outputs: copies of the delegate's tensors.
     """
 
     delegate: Delegate
@@ -96,12 +99,12 @@ _program_context = threading.local()
 
 @contextmanager
 def provide_named_data(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
-    """Provide the named data of a program to payloads that are loaded on this thread."""
-    before, _program_context.named = getattr(_program_context, "named", {}), named
+    """Provide the named data of a program to the payloads that this thread loads inside the block."""
+    previous, _program_context.named = getattr(_program_context, "named", {}), named
     try:
         yield
     finally:
-        _program_context.named = before
+        _program_context.named = previous
 
 
 _listeners = threading.local()
@@ -109,12 +112,12 @@ _listeners = threading.local()
 
 @contextmanager
 def listen_to_delegates(listener: Callable[[Execution], None]) -> Iterator[None]:
-    """Call ``listener`` after each run of a delegate on this thread, before the program continues."""
-    before, _listeners.listener = getattr(_listeners, "listener", None), listener
+    """Call ``listener`` after each execution of a delegate on this thread, before the program continues."""
+    previous, _listeners.listener = getattr(_listeners, "listener", None), listener
     try:
         yield
     finally:
-        _listeners.listener = before
+        _listeners.listener = previous
 
 
 @contextmanager
@@ -144,15 +147,15 @@ def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
 
     Args:
         operation: delegate debug identifier.
-        start, end: ns from the start of the delegate.
+        start, end: times in ns from the start of the delegate.
         metadata: bytes for the Inspector's metadata parser.
     """
-    span = ctypes.c_uint64(start), ctypes.c_uint64(end)
-    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
+    times = ctypes.c_uint64(start), ctypes.c_uint64(end)
+    load_plugin().arm_host_log_duration(ctypes.c_int32(operation), *times, metadata, ctypes.c_uint64(len(metadata)))
 
 
 class _Executor:
-    """Callbacks for one backend id. The runtime calls them on the thread that runs the program."""
+    """Callbacks of one backend. The C++ runtime calls them on the thread that runs the program."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
@@ -161,7 +164,7 @@ class _Executor:
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
 
-    # An exception must not propagate through C: it is stored for ``pop_exception``.
+    # A Python exception must not propagate through C. It is stored for ``pop_exception``.
 
     def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
         try:
@@ -223,16 +226,16 @@ def _view_as_array(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     import numpy as np
 
     shape = tuple(tensor.sizes[tensor.dim_order[axis]] for axis in range(tensor.rank))
-    kind = _SCALAR_TYPES.get(tensor.dtype)
-    if kind == "bool" and expected.dtype == "int8" and backend == _REFERENCE_BACKEND:
-        kind = "int8"  # the graph was lowered for hardware without booleans, where they are int8 0 and 1
-    if kind is None or kind != expected.dtype or shape != expected.shape:
+    dtype_name = _SCALAR_TYPES.get(tensor.dtype)
+    if dtype_name == "bool" and expected.dtype == "int8" and backend == _REFERENCE_BACKEND:
+        dtype_name = "int8"  # the graph was lowered for hardware without booleans; it represents them as int8 0 and 1
+    if dtype_name is None or dtype_name != expected.dtype or shape != expected.shape:
         raise RunError(
             f"{backend}: the program passes '{expected.name}' of a delegate as "
-            f"{kind or 'an unknown type'}{list(shape)} (in memory order), its payload expects {expected}. "
+            f"{dtype_name or 'an unknown type'}{list(shape)} (in memory order), its payload expects {expected}. "
             "They do not match: export the program again."
         )
-    dtype = np.dtype(_numpy_dtype(kind))
+    dtype = np.dtype(_numpy_dtype(dtype_name))
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
@@ -249,18 +252,19 @@ def _view_as_bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor
     """
     import numpy as np
 
-    kind = _SCALAR_TYPES.get(tensor.dtype)
-    size = 0 if kind is None else np.dtype(_numpy_dtype(kind)).itemsize
+    dtype_name = _SCALAR_TYPES.get(tensor.dtype)
+    size = 0 if dtype_name is None else np.dtype(_numpy_dtype(dtype_name)).itemsize
     if size != expected.element_size or tensor.nbytes != expected.nbytes or not tensor.data:
         raise RunError(
             f"{backend}: the program passes tensor {index} of a delegate as {tensor.nbytes} bytes of "
-            f"{kind or 'an unknown type'}, its payload expects {expected}. They do not match: export the program again."
+            f"{dtype_name or 'an unknown type'}, its payload expects {expected}. "
+            "They do not match: export the program again."
         )
     return _view_memory(tensor)
 
 
-def _numpy_dtype(kind: str) -> str:
-    return _RAW_BYTE_DTYPES.get(kind, kind)
+def _numpy_dtype(dtype_name: str) -> str:
+    return _RAW_BYTE_DTYPES.get(dtype_name, dtype_name)
 
 
 def _view_memory(tensor: Any) -> Array:
@@ -273,7 +277,7 @@ def _view_memory(tensor: Any) -> Array:
 def register_backends() -> Sequence[_Executor]:
     """Register ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` with ExecuTorch's runtime in this process, once.
 
-    Programs that are loaded with ``executorch.runtime`` itself then run as well.
+    Afterwards, ``executorch.runtime`` can also run programs with these backends.
 
     Raises:
         RuntimeUnavailable: the plugin cannot be built or loaded, or other code has registered these backends.
@@ -286,7 +290,7 @@ def register_backends() -> Sequence[_Executor]:
     executors = [_Executor(backend) for backend in DELEGATE_FACTORIES]
     for backend, executor in zip(DELEGATE_FACTORIES, executors, strict=True):
         _call_or_raise(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
-    return executors  # the cache keeps them alive: the runtime holds pointers into them
+    return executors  # the cache of ``once`` keeps them alive, because the runtime holds pointers into them
 
 
 def _call_or_raise(function: Any, *arguments: Any) -> None:

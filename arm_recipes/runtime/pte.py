@@ -1,4 +1,4 @@
-"""Parser of ExecuTorch programs (``.pte``): reads untrusted files without a runtime."""
+"""Parser of ExecuTorch programs (``.pte``). It reads untrusted files, and does not need ExecuTorch's runtime."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class PteTensor:
     """A tensor that a method takes or returns.
 
     Attributes:
-        dtype: as PyTorch names it, for example ``int8``.
-        shape: the upper bound, if the shape is dynamic.
-        dynamic: whether the shape may be smaller.
+        dtype: PyTorch's name of the dtype, for example ``int8``.
+        shape: shape; its upper bound if ``dynamic``.
+        dynamic: whether the shape of a value may be smaller than ``shape``.
         dim_order: dimensions from the outermost to the innermost in memory.
     """
 
@@ -41,7 +41,7 @@ class PteTensor:
     dim_order: tuple[int, ...]
     dynamic: bool = False
 
-    def takes(self, shape: tuple[int, ...]) -> bool:
+    def accepts_shape(self, shape: tuple[int, ...]) -> bool:
         """Whether the method accepts a tensor of this shape."""
         if not self.dynamic:
             return shape == self.shape
@@ -68,13 +68,14 @@ class PteMethod:
     """A method of the program.
 
     Attributes:
-        inputs, outputs: tensors; for other values the kind, for example ``Int``.
+        inputs, outputs: descriptions of tensors. A value that is not a tensor is described by its type, such as
+            ``Int``.
         operators: CPU kernels that the method calls, for example ``cortex_m::quantize_per_tensor.out``.
         delegates: in program order.
         constants: results of a constant method (no inputs, no instructions): int, float, bool, str, or a ``PteTensor``
             that describes a tensor. None for any other method.
         planned_bytes: total size of the memory-planned buffers, which hold the intermediate tensors.
-        arenas: number of these buffers.
+        planned_buffers: number of memory-planned buffers.
         output_structure: treespec of the model's outputs in ExecuTorch's JSON; empty if none is recorded.
     """
 
@@ -85,7 +86,7 @@ class PteMethod:
     delegates: tuple[PteDelegate, ...]
     constants: tuple[object, ...] | None
     planned_bytes: int
-    arenas: int
+    planned_buffers: int
     output_structure: str = ""
 
 
@@ -94,8 +95,8 @@ class PteProgram:
     """A parsed program.
 
     Attributes:
-        methods: by name, including constant methods.
-        named_data: views of the program, by key.
+        methods: methods by name, including constant methods.
+        named_data: named data by key, as views of the program.
     """
 
     methods: dict[str, PteMethod]
@@ -106,7 +107,7 @@ def read_program(data: bytes | memoryview) -> PteProgram:
     """Parse a program. Payloads are views of ``data``, which must not change while they are in use.
 
     Raises:
-        ProgramError: the bytes are not a program, or are truncated or damaged; the message says where.
+        ProgramError: the bytes are not a program, or they are truncated or damaged. The message says where.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).program()
@@ -133,9 +134,9 @@ class _Reader:
         self._inline = [table.view(schema.BackendDelegateInlineData.data) for table in inline]
 
     def program(self) -> PteProgram:
-        methods = [self._method(plan) for plan in self._root.tables(schema.Program.execution_plan)]
+        methods = [self._read_method(plan) for plan in self._root.tables(schema.Program.execution_plan)]
         named_data = [
-            (table.text(schema.NamedData.key), self._segment(table.number(schema.NamedData.segment_index, "I")))
+            (table.text(schema.NamedData.key), self._get_segment(table.number(schema.NamedData.segment_index, "I")))
             for table in self._root.tables(schema.Program.named_data)
         ]
         return PteProgram(
@@ -143,7 +144,7 @@ class _Reader:
             _unique_by_name(named_data, "entries of named data"),
         )
 
-    def _method(self, plan: Table) -> PteMethod:
+    def _read_method(self, plan: Table) -> PteMethod:
         values = plan.tables(schema.ExecutionPlan.values)
         inputs = [_checked_element(values, index, "value") for index in plan.numbers(schema.ExecutionPlan.inputs, "i")]
         outputs = [
@@ -152,7 +153,7 @@ class _Reader:
         has_no_instructions = not any(
             len(chain.tables(schema.Chain.instructions)) for chain in plan.tables(schema.ExecutionPlan.chains)
         )
-        # The runtime numbers buffers from 1; entry 0 is unused.
+        # The runtime numbers buffers from 1, so entry 0 is unused.
         sizes = plan.numbers(schema.ExecutionPlan.non_const_buffer_sizes, "q")[1:]
         if any(size < 0 for size in sizes):
             raise ProgramError(f"damaged: a planned buffer has {min(sizes)} bytes")
@@ -162,14 +163,14 @@ class _Reader:
             inputs=tuple(map(_describe_value, inputs)),
             outputs=tuple(map(_describe_value, outputs)),
             operators=tuple(map(_operator_name, plan.tables(schema.ExecutionPlan.operators))),
-            delegates=tuple(map(self._delegate, plan.tables(schema.ExecutionPlan.delegates))),
+            delegates=tuple(map(self._read_delegate, plan.tables(schema.ExecutionPlan.delegates))),
             constants=tuple(map(_constant_value, outputs)) if has_no_instructions and not inputs else None,
             planned_bytes=sum(sizes),
-            arenas=len(sizes),
+            planned_buffers=len(sizes),
             output_structure="" if containers is None else containers.text(schema.ContainerMetadata.encoded_out_str),
         )
 
-    def _delegate(self, delegate: Table) -> PteDelegate:
+    def _read_delegate(self, delegate: Table) -> PteDelegate:
         backend = delegate.text(schema.BackendDelegate.id)
         reference = delegate.table(schema.BackendDelegate.processed)
         if reference is None:
@@ -183,7 +184,7 @@ class _Reader:
         data = (
             _checked_element(self._inline, index, "inline payload")
             if location == schema.INLINE_LOCATION
-            else self._segment(index)
+            else self._get_segment(index)
         )
         tables = delegate.tables(schema.BackendDelegate.compile_specs)
         specs = {spec.text(schema.CompileSpec.key): spec.read_bytes(schema.CompileSpec.value) for spec in tables}
@@ -191,7 +192,7 @@ class _Reader:
             raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
         return PteDelegate(backend, data, specs)
 
-    def _segment(self, index: int) -> memoryview:
+    def _get_segment(self, index: int) -> memoryview:
         return _checked_element(self._segments, index, "segment")
 
 
@@ -225,23 +226,23 @@ def _slice_segment(index: int, segments: memoryview, offset: int, count: int) ->
 
 
 def _describe_value(value: Table) -> PteTensor | str:
-    """The tensor's description, or the kind of any other value."""
+    """Describe a value: a tensor's description, or the type of any other value."""
     kind = _checked_element(schema.VALUE_KINDS, value.number(schema.EValue.val_type, "B"), "kind of value")
     return _describe_tensor(_union_table(value)) if kind == "Tensor" else kind
 
 
 def _constant_value(value: Table) -> object:
-    """The value, or a tensor's description; None for kinds that ExecuTorch does not store as constants."""
-    kind = _describe_value(value)
-    if kind == "Int":
+    """Read a constant: its value, or a tensor's description; None for types that are never constants in ExecuTorch."""
+    description = _describe_value(value)
+    if description == "Int":
         return _union_table(value).number(schema.Scalar.value, "q")
-    if kind == "Bool":
+    if description == "Bool":
         return bool(_union_table(value).number(schema.Scalar.value, "B"))
-    if kind == "Double":
+    if description == "Double":
         return _union_table(value).double(schema.Scalar.value)
-    if kind == "String":
+    if description == "String":
         return _union_table(value).text(schema.Scalar.value)
-    return kind if isinstance(kind, PteTensor) else None
+    return description if isinstance(description, PteTensor) else None
 
 
 def _union_table(value: Table) -> Table:
@@ -277,7 +278,7 @@ def _checked_element(items: Sequence[_Item], index: int, what: str) -> _Item:
 
 
 def _unique_by_name(items: Sequence[tuple[str, _Item]], what: str) -> dict[str, _Item]:
-    named_data = dict(items)
-    if len(named_data) < len(items):
+    items_by_name = dict(items)
+    if len(items_by_name) < len(items):
         raise ProgramError(f"damaged: two {what} have the same name")
-    return named_data
+    return items_by_name

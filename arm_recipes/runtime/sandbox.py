@@ -1,7 +1,7 @@
 """Sandbox process, ``python sandbox.py BACKEND < payload``: run an untrusted payload once, on zeros.
 
-The exit code is 0 on success and ``SANDBOX_UNAVAILABLE_EXIT_CODE`` if this machine lacks something. The error message is one line
-on standard error. The payload may crash the process, which is why it is separate.
+The exit code is 0 on success, and ``SANDBOX_UNAVAILABLE_EXIT_CODE`` if this machine lacks a dependency. The error
+message is one line on standard error. The process is separate, because the payload may crash it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 import numpy as np
 
 if __name__ == "__main__":
-    # Register the package without running its __init__, whose import of PyTorch and ExecuTorch takes seconds.
+    # Register the package without its __init__, which imports PyTorch and ExecuTorch and thus takes seconds.
     package = ModuleType("arm_recipes")
     package.__path__ = [str(Path(__file__).parents[1])]
     sys.modules["arm_recipes"] = package
@@ -29,7 +29,7 @@ def main() -> None:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected and reported
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump: the parent process reports a crash
     try:
         delegate = DELEGATE_FACTORIES[sys.argv[1]](sys.stdin.buffer.read(), {}, lambda _: None)
         # Ethos-U delegates, whose tensors have no dtype, run on an emulator and need no sandbox.

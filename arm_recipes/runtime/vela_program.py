@@ -27,13 +27,13 @@ METHOD = "forward"
 
 
 class VelaProgram(Program):
-    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its content between runs.
+    """A TFLite model that Vela compiled to one NPU operator. Its memory keeps its contents between runs.
 
     Args:
         data: bytes of the ``.tflite``.
 
     Attributes:
-        model: the parsed file. The attribute ``content`` describes it as a ``.pte`` of one method and one delegate.
+        model: the parsed file. The attribute ``content`` describes it like a ``.pte`` with one method and one delegate.
 
     Raises:
         ProgramError: Vela did not compile the model, the file is damaged, or some operators stay on the CPU.
@@ -61,34 +61,34 @@ class VelaProgram(Program):
             ValueError: number, dtype or shape of the arrays is wrong.
             RunError: the run failed.
         """
-        inputs = self._to_bytes(arrays)
+        inputs = self._inputs_to_bytes(arrays)
         with self._lock:
             outputs = [output.tobytes() for output in self._delegate.run(inputs)]
-        return [_to_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
+        return [_array_from_bytes(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
     def run_checked(self, arrays: Sequence[Array]) -> EthosUStatistics:
         """Execute once with the access checker, which stays on for later executions.
 
         Raises:
             ValueError: number, dtype or shape of the arrays is wrong.
-            RunError: as ``EthosUDelegate.run_checked``.
+            RunError: as for ``EthosUDelegate.run_checked``.
         """
-        inputs = self._to_bytes(arrays)
+        inputs = self._inputs_to_bytes(arrays)
         with self._lock:
             return self._delegate.run_checked(inputs)
 
     def trace(self, *tensors: Any, method: str = METHOD, **named: Any) -> Iterator[TracedOperation]:
-        """Load the model again, execute it and yield each NPU operation with its result. Layer names are unknown.
+        """Load the model again, execute it, and yield each NPU operation with its result. Layer names are unknown.
 
         Raises:
-            ValueError, RunError: as ``run``.
+            ValueError, RunError: as for ``run``.
         """
         from arm_recipes.runtime.plugin import Execution
         from arm_recipes.runtime.trace import trace_delegate
 
         inputs = self._bind_inputs(method, tensors, named)
         loaded = VelaProgram(self.data)
-        execution = Execution(loaded._delegate, None, tuple(self._to_bytes([x.numpy() for x in inputs])), ())
+        execution = Execution(loaded._delegate, None, tuple(self._inputs_to_bytes([x.numpy() for x in inputs])), ())
         with self._lock:
             operations = list(trace_delegate(0, execution, None))
         yield from operations
@@ -96,18 +96,20 @@ class VelaProgram(Program):
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
         import torch
 
-        outputs = self._delegate.run(self._to_bytes([tensor.numpy() for tensor in inputs]))
-        arrays = [_to_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
+        outputs = self._delegate.run(self._inputs_to_bytes([tensor.numpy() for tensor in inputs]))
+        arrays = [
+            _array_from_bytes(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)
+        ]
         return list(map(torch.from_numpy, arrays))
 
     def _reference_for(self, backend: str) -> Program:
         raise RunError(f"backend={backend!r}: a TFLite model that Vela compiled has no TOSA graphs")
 
-    def _runtime(self, name: str) -> Any:
+    def _checked_runtime(self, name: str) -> Any:
         raise RunError("ExecuTorch's runtime does not run TFLite models")
 
-    def _to_bytes(self, arrays: Sequence[Array]) -> list[Array]:
-        """Check the inputs and return the bytes of each."""
+    def _inputs_to_bytes(self, arrays: Sequence[Array]) -> list[Array]:
+        """Check the inputs, and return the bytes of each."""
         import numpy as np
 
         if len(arrays) != len(self.model.inputs):
@@ -120,7 +122,7 @@ class VelaProgram(Program):
         return [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
 
 
-def _to_array(data: bytes, info: TensorInfo) -> Array:
+def _array_from_bytes(data: bytes, info: TensorInfo) -> Array:
     import numpy as np
 
     return np.frombuffer(bytearray(data), info.dtype).reshape(info.shape)
@@ -147,7 +149,7 @@ def _create_delegate(model: VelaTflite) -> EthosUDelegate:
             f"{name} ({n})" if n > 1 else name for name, n in Counter(model.cpu_operators).items()
         )
         raise ProgramError(
-            "Vela left these TFLite operators on the CPU, and this runtime executes only operators for the NPU: "
+            "Vela left these TFLite operators on the CPU, but this runtime executes only operators for the NPU: "
             f"{operator_counts}"
         )
     if len(model.npu_operators) != 1:

@@ -5,9 +5,9 @@ addresses), scratch (region 1), fast scratch (region 2), and the inputs of the n
 (``npu_serialisation.rewrite_npu_call_ops``), and TFLite Micro reads it (``ethosu.cc``).
 
 Scratch is TFLite Micro's arena. The metadata ``OfflineMemoryAllocation`` holds the arena offset of each tensor,
-including inputs and outputs of the read_model. In memory mode ``Dedicated_Sram``, fast scratch is a separate tensor, which
-represents a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's legacy
-core writes two tensors in these modes too, but its commands do not address the second one.
+including inputs and outputs of the model. In memory mode ``Dedicated_Sram``, fast scratch is a separate tensor,
+which represents a separate memory of the NPU. In other modes, scratch and fast scratch are the same tensor. Vela's
+legacy core writes two tensors in these modes too, but its commands do not address the second one.
 
 The private classes hold flatbuffer field numbers, under the names of TFLite's ``schema.fbs``.
 """
@@ -111,7 +111,7 @@ _RANK, _MAX_BYTES = 6, 2**32
 
 @dataclass(frozen=True)
 class VelaOperator:
-    """An ``ethos-u`` operator: an NPU program inside of a TFLite read_model.
+    """An ``ethos-u`` operator: an NPU program inside of a TFLite model.
 
     Attributes:
         parts: command stream, constants and description. The inputs and outputs are tensors in the arena (region 1).
@@ -124,11 +124,11 @@ class VelaOperator:
 
 @dataclass(frozen=True)
 class VelaTflite:
-    """A TFLite read_model that Vela compiled.
+    """A TFLite model that Vela compiled.
 
     Attributes:
         description: the file's description of the compiler, for example ``Vela 5.1.0 Optimised``.
-        inputs, outputs: inputs and outputs of the read_model.
+        inputs, outputs: inputs and outputs of the model.
         input_locations, output_locations: arena locations of these inputs and outputs.
         npu_operators: operators for the NPU, in execution order.
         cpu_operators: names of the other operators, in execution order.
@@ -148,15 +148,16 @@ class VelaTflite:
 
 
 def is_tflite(data: bytes | memoryview) -> bool:
-    """Whether the bytes have the file identifier of a TFLite read_model."""
+    """Whether the bytes have the file identifier of a TFLite model."""
     return bytes(data[FILE_IDENTIFIER_SLICE]) == FILE_IDENTIFIER
 
 
 def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
-    """Parse a read_model. Command streams and constants are views of ``data``.
+    """Parse a model. Command streams and constants are views of ``data``.
 
     Raises:
-        ProgramError: the bytes are not a TFLite read_model, are truncated or damaged, or Vela has not compiled the read_model.
+        ProgramError: the bytes are not a TFLite model, are truncated or damaged, or Vela has not compiled the
+            model.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).read_model()
@@ -165,12 +166,12 @@ def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
 
 
 class _Reader:
-    """Parser of one read_model, whose first subgraph is the main graph."""
+    """Parser of one model, whose first subgraph is the main graph."""
 
     def __init__(self, data: memoryview) -> None:
         if not is_tflite(data):
             magic = bytes(data[FILE_IDENTIFIER_SLICE])
-            raise ProgramError(f"not a TFLite read_model (magic {magic!r}, expected {FILE_IDENTIFIER!r})")
+            raise ProgramError(f"not a TFLite model (magic {magic!r}, expected {FILE_IDENTIFIER!r})")
         self._root = Flatbuffer(data).root
         self._buffers = self._root.tables(_Model.buffers)
         self._subgraphs = self._root.tables(_Model.subgraphs)
@@ -187,7 +188,7 @@ class _Reader:
         if ETHOS_U_CUSTOM_CODE not in (name for name, _ in operators):
             raise ProgramError(
                 f"it has no operator '{ETHOS_U_CUSTOM_CODE}': Vela has not compiled it, or left all of it to the CPU. "
-                "Compile it with: vela read_model.tflite --accelerator-config ..."
+                "Compile it with: vela model.tflite --accelerator-config ..."
             )
         for name, table in operators:
             if name == ETHOS_U_CUSTOM_CODE:

@@ -1,7 +1,7 @@
 """Vulkan set-up for data graphs: choose a driver with Arm's ML extensions, or any driver with Arm's emulation layer.
 
-The Vulkan loader reads its settings from the environment, and libraries use the loader that the process loaded first.
-Both are therefore set up here once, before any other use of Vulkan.
+The Vulkan loader reads its settings from the environment. All libraries use the loader that the process loads first.
+This module therefore sets both once, before any other use of Vulkan.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from arm_recipes.runtime.lazy import once
 
 #: Oldest version of the loader that works with the emulation layer (1.3.239 fails to create a device).
 _MIN_LOADER_VERSION = (1, 4)
-#: Paths of the loader, in order: the environment variable, the system's, that of Debian's chromium-common.
+#: Environment variable with the path of the loader.
 LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
+#: Paths of loaders to try, in order: the system's loader, and the loader of Debian's package chromium-common.
 _DEFAULT_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
 _REQUIRED_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
 _EMULATION_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
@@ -60,7 +61,7 @@ class _ExtensionProperties(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Vulkan:
-    """The Vulkan that this process uses.
+    """The Vulkan implementation that this process uses.
 
     Attributes:
         loader: path of the Vulkan loader.
@@ -76,10 +77,10 @@ class Vulkan:
 
 @once
 def set_up_vulkan() -> Vulkan:
-    """Choose loader and driver for this process; later calls return the same choice.
+    """Choose loader and driver for this process. Later calls return the same choice.
 
     Raises:
-        RuntimeUnavailable: there is no recent loader, no driver, or no emulation layer.
+        RuntimeUnavailable: a recent loader, a driver, or the emulation layer is missing.
     """
     path, loader = _load_loader()
     devices = _device_extensions(loader)
@@ -92,21 +93,21 @@ def set_up_vulkan() -> Vulkan:
 
 
 def _load_loader() -> tuple[str, ctypes.CDLL]:
-    """Load the first loader of a sufficient version, with global symbols so that other libraries use it."""
-    chosen = os.environ.get(LOADER_VARIABLE)
-    refused = []
-    for path in [chosen] if chosen else _DEFAULT_LOADERS:
+    """Load the first loader of a sufficient version. Its symbols are global, so that other libraries use it."""
+    user_path = os.environ.get(LOADER_VARIABLE)
+    rejections = []
+    for path in [user_path] if user_path else _DEFAULT_LOADERS:
         try:
             library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
         except OSError as error:
-            refused.append(str(error))
+            rejections.append(str(error))
             continue
         version = _loader_version(library)
         if version >= _MIN_LOADER_VERSION:
             return path, library
-        refused.append(f"{path} has version {'.'.join(map(str, version))}")
-        _unload(library)  # the next library would resolve to this one while it is loaded
-    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_INSTALL_HINT}")
+        rejections.append(f"{path} has version {'.'.join(map(str, version))}")
+        _unload(library)  # while it is loaded, dlopen would resolve the next loader to it
+    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(rejections)}. {_INSTALL_HINT}")
 
 
 def _loader_version(loader: ctypes.CDLL) -> tuple[int, int, int]:
@@ -125,7 +126,7 @@ def _unload(library: ctypes.CDLL) -> None:
 
 
 def _device_extensions(loader: ctypes.CDLL) -> list[set[bytes]]:
-    """Extensions of each Vulkan device on this machine."""
+    """List the extensions of each Vulkan device on this machine."""
     application = _ApplicationInfo(sType=0, apiVersion=(1 << 22) | (3 << 12))
     request = _InstanceCreateInfo(sType=1, pApplicationInfo=ctypes.pointer(application))
     instance, count = ctypes.c_void_p(), ctypes.c_uint32()
@@ -162,7 +163,7 @@ def _enable_emulation_layer() -> None:
     _prepend("VK_INSTANCE_LAYERS", _EMULATION_LAYERS)
     folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
     for name in _LAYER_LIBRARIES:
-        # The layer manifests have no folder, so load the library first: it is then found by its name.
+        # The layer manifests name the libraries without a folder. A library that is already loaded is found by name.
         library = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
         if library is None:
             raise RuntimeUnavailable(f"The emulation layer is installed without '{name}': install it again")
@@ -170,5 +171,5 @@ def _enable_emulation_layer() -> None:
 
 
 def _prepend(variable: str, value: str) -> None:
-    present = os.environ.get(variable)
-    os.environ[variable] = os.pathsep.join([value, *([present] if present else [])])
+    existing = os.environ.get(variable)
+    os.environ[variable] = os.pathsep.join([value, *([existing] if existing else [])])

@@ -94,7 +94,7 @@ class Emulator:
                 stream.enable_access_checks(fails)
             written = stream.run(input_bytes)
         finally:
-            self.figures = stream.figures()
+            self.figures = stream.statistics()
             stream.close()
         return [
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)
