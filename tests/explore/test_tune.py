@@ -417,11 +417,11 @@ def test_regions_are_divided_where_the_error_is() -> None:
         measured.append(region.name)
         return sum(noise[module] for module in region.modules)
 
-    found = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, most=10)
+    found = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, max_regions=10)
     assert sorted(module for region in found for module in region.modules) == sorted(modules)
     assert {region.modules for region in found} >= {("a.1.x",), ("a.1",), ("a.0.x", "a.0.y"), ("b.0", "b.1")}
     assert len(measured) == len(set(measured)) + 1  # 'a.1' is the name of a region, and of a module in it
-    few = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, most=3)
+    few = regions.subdivide_by_noise(regions.build_region_tree(modules), noise_of, share=0.1, max_regions=3)
     assert len(few) == 3
 
 

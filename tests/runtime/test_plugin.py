@@ -178,7 +178,7 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
 def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build._cache_key(build._executorch_folder())
     sources = shutil.copytree(build.CPP_FOLDER, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
-    monkeypatch.setattr(build, "SOURCES", Path(sources))
+    monkeypatch.setattr(build, "CPP_FOLDER", Path(sources))
     assert build._cache_key(build._executorch_folder()) == before
     with (tmp_path / "cpp/host/plugin.h").open("a") as file:
         file.write("\n")
