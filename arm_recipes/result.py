@@ -73,9 +73,9 @@ class ExportResult(Artifact):
         target = check_writable(path)
         extra_files: dict[str, bytes] = {}
         if etrecord or bundled_samples is not None:
-            from arm_recipes.devtools.inspection import build_files
+            from arm_recipes.devtools.inspection import build_debug_files
 
-            extra_files = build_files(self, target.stem, etrecord, bundled_samples)
+            extra_files = build_debug_files(self, target.stem, etrecord, bundled_samples)
         write(target, *insert_checksum(self.pieces))
         for name, data in extra_files.items():
             write(target.with_name(name), data)
@@ -158,11 +158,11 @@ class ExportResult(Artifact):
             ValueError: the inputs are invalid, or ``path`` is not writable.
             RunError: the program cannot run on this machine.
         """
-        from arm_recipes.devtools.inspection import Method
+        from arm_recipes.devtools.inspection import MethodTools
 
         target = check_writable(path)
         name = method or self.main_method
-        dump = Method(self, name).dump(self.tensors_of_call(name, inputs, keywords))
+        dump = MethodTools(self, name).dump(self.tensors_of_call(name, inputs, keywords))
         write(target.with_suffix(".debug.bin"), dump.debug)
         write(target, dump.etdump)
         return target

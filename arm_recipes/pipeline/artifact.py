@@ -12,9 +12,9 @@ from arm_recipes._internal.executorch_programs import program_pieces
 from arm_recipes.pipeline.reference_program import serialize_with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.calls import reject_via
+from arm_recipes.runtime.calls import reject_old_backend_argument
 from arm_recipes.runtime.program import Program
-from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata, insert_checksum
+from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata, insert_checksum
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -148,7 +148,7 @@ class Artifact:
                 int32 cannot hold an int64 value.
             RunError: the program cannot run on this machine; the message says what is missing.
         """
-        reject_via(keywords)
+        reject_old_backend_argument(keywords)
         program = self._load_once()
         if backend == "tosa" and not program.has_reference:
             program.reference = Program(self.reference_program())
@@ -245,7 +245,7 @@ class Artifact:
         names = encode_metadata(tensors, mutated, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return b"".join(
-            insert_checksum([serialize_with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})])
+            insert_checksum([serialize_with_tosa_delegates(self.executorch_program, graphs, {METADATA_KEY: names})])
         )
 
     def _load_once(self) -> Program:

@@ -10,7 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.report.layers import DelegateTrace
+from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def _sram_message(method: str, record: Delegate, vela: VelaEstimates, budget: in
         f"sram_budget: '{method}' needs {_format_byte_count(vela.sram_bytes)} of SRAM with memory mode "
         f"{vela.memory_mode}, {vela.sram_bytes - budget:,} B more than the budget of {_format_byte_count(budget)}"
     )
-    sram_usage = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
+    sram_usage = next((use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None)
     sections: list[Section] = []
     if sram_usage is not None:
         rows: list[tuple[str, ...]] = [
@@ -115,7 +115,7 @@ def _flash_message(stored_bytes: int, budget: int, records: Sequence[Delegate], 
 
 def _constant_sizes(record: Delegate) -> Iterator[tuple[int, str, str]]:
     """Yield the bytes of each constant, with the module and source line of its first consumer."""
-    traced, seen = DelegateTrace("", record), set[str]()
+    traced, seen = DelegateProfile("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
             if name not in traced.producers and name not in traced.graph.inputs and name not in seen:

@@ -43,7 +43,7 @@ from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
-from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
+from arm_recipes.runtime.signature import METADATA_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.samples.inputs import Examples, Model
 from arm_recipes.samples.sample import InputSignature
@@ -397,4 +397,4 @@ class Pipeline:
             sized.infer_output_axes({name: [x.shape for x in self._methods[name].outputs] for name in sized.methods})
         sized_dicts = {name: sized.to_dict() for name, sized in self._shape_variants.items()}
         tensors = {name: (x.inputs, x.outputs) for name, x in self._methods.items() if x.graph is not None}
-        store_named_data(manager, NAMES_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))
+        store_named_data(manager, METADATA_KEY, encode_metadata(tensors, mutated_inputs, sized=sized_dicts))

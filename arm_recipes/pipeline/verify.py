@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUStatistics
 from arm_recipes.runtime.ethosu_origins import describe_with_origin
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     delegates = {delegate.checksum: delegate for delegate in result.report.delegates if delegate.vela is not None}
     program = result.program()  # a separate instance, because runs may write buffers
     runs = 0
-    measured: dict[str, EthosUFigures] = {}
+    measured: dict[str, EthosUStatistics] = {}
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MAX_SAMPLES]):
             with plugin.record_executions() as executions:
@@ -67,7 +67,7 @@ def verify_delegates(result: Artifact, examples: Mapping[str, Sequence[Inputs]])
     result.report = replace(result.report, notes=(*result.report.notes, note), measured=measured)
 
 
-def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUFigures:
+def _check_memory_accesses(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUStatistics:
     """Check for behaviour that depends on the hardware: reads of uninitialized memory and unordered accesses."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:

@@ -20,7 +20,7 @@ from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
-from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, join_parts, split_payload
+from arm_recipes.runtime.payload_parts import WEIGHTS_PREFIX, encode_parts, join_parts
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.shared_weights import CommandStream, UnsupportedStream, merge_constants
 from tests.models.decoder import Prefill, Sample, decoder, prompt
@@ -316,7 +316,7 @@ def _named(name: str) -> bytes | None:
 
 
 def test_parts_of_a_payload() -> None:
-    payload = split_payload(PARTS)
+    payload = encode_parts(PARTS)
     assert join_parts(payload, _named) == b"firstnamed" + b"last" * 3
     assert join_parts(b"TOSA", _named) == b"TOSA"
     with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core import events
 from arm_backend_core.tosa import reference
-from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declare_functions
+from arm_recipes.runtime.ethosu_abi import ALL_FINDINGS, ExecutionStatistics, declare_functions
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
 from tests.ops.runner import Lowered
@@ -60,7 +60,7 @@ class Emulator:
 
     def __init__(self, path: Path) -> None:
         self._library = declare_functions(ctypes.CDLL(str(path)))
-        self.figures = Figures()
+        self.figures = ExecutionStatistics()
 
     def run(
         self,
@@ -68,7 +68,7 @@ class Emulator:
         inputs: Sequence[Array],
         outputs: Sequence[tuple[str, tuple[int, ...]]],
         *,
-        fails: int | None = FINDINGS,
+        fails: int | None = ALL_FINDINGS,
     ) -> list[Array]:
         """Execute a program once with access checks, and store the figures of this execution in ``figures``.
 
@@ -94,7 +94,7 @@ class Emulator:
                 stream.enable_access_checks(fails)
             written = stream.run(input_bytes)
         finally:
-            self.figures = stream.figures()
+            self.figures = stream.statistics()
             stream.close()
         return [
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)

@@ -165,10 +165,10 @@ def run_programs(programs: Sequence[bytes], *tensors: Any) -> list[list[Any] | s
 
 
 def find_vulkan_loader() -> tuple[str, bool, dict[str, str | None]]:
-    """Return the chosen Vulkan loader, whether the emulation layer is used, and the resulting environment."""
-    from arm_recipes.runtime.vulkan import connect
+    """The Vulkan loader that is chosen, whether the emulation layer is used, and what the environment is then."""
+    from arm_recipes.runtime.vulkan import set_up_vulkan
 
-    chosen = connect()
+    chosen = set_up_vulkan()
     variables = ("VK_LAYER_PATH", "VK_INSTANCE_LAYERS", "VK_DRIVER_FILES")
     return chosen.loader, chosen.emulated, {name: os.environ.get(name) for name in variables}
 
@@ -191,9 +191,9 @@ def run_with_loaders(loaders: Sequence[str], program: bytes, *tensors: Any) -> t
     """Run with these candidate Vulkan loaders; return the chosen loader and the outputs."""
     from arm_recipes.runtime import vulkan as module
 
-    module._LOADERS = tuple(loaders)  # type: ignore[assignment]
+    module._DEFAULT_LOADERS = tuple(loaders)  # type: ignore[assignment]
     outputs = run(program, *tensors)
-    return module.connect().loader, outputs
+    return module.set_up_vulkan().loader, outputs
 
 
 def run_without_layer_library(folder: str, program: bytes, *tensors: Any) -> list[Any]:
@@ -217,7 +217,7 @@ def install_after(libraries: Sequence[str], times: int = 1) -> list[str]:
     from arm_recipes.runtime import plugin
 
     for _ in range(times):
-        plugin.install()
+        plugin.register_backends()
     return said
 
 

@@ -61,7 +61,7 @@ def test_different_and_refused_programs(tmp_path: Path, capsys: pytest.CaptureFi
     assert lines == [
         "a.npz  equal",
         "b.npz  3 of 16 bytes differ",
-        "c.npz  refused: Vela left these TFLite operators on the CPU, and this runtime executes "
+        "c.npz  refused: Vela left these TFLite operators on the CPU, but this runtime executes "
         "only operators for the NPU: mine",
         "d.npz  refused: 'x' must be int8[16] scale=1 zero_point=0; the file has 15 bytes",
         "e.npz  16 of 16 bytes differ",

@@ -42,8 +42,8 @@ def _same(results: list[Any], expected: list[Any]) -> bool:
 
 
 def test_installing_again_changes_nothing() -> None:
-    executors = plugin.install()
-    assert plugin.install() is executors
+    executors = plugin.register_backends()
+    assert plugin.register_backends() is executors
     assert run_in_child(host_children.install_after, [], 3) == []
 
 
@@ -74,7 +74,7 @@ def test_the_same_library_twice() -> None:
 
 def test_an_unknown_backend_id() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
-        plugin._call(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
+        plugin._call_or_raise(host_library.load_plugin().arm_host_set_executor, b"OtherBackend", None)
 
 
 # Building.
@@ -179,8 +179,8 @@ def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
 
 def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = build._cache_key(build._executorch_folder())
-    sources = shutil.copytree(build.SOURCES, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
-    monkeypatch.setattr(build, "SOURCES", Path(sources))
+    sources = shutil.copytree(build.CPP_FOLDER, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
+    monkeypatch.setattr(build, "CPP_FOLDER", Path(sources))
     assert build._cache_key(build._executorch_folder()) == before
     with (tmp_path / "cpp/host/plugin.h").open("a") as file:
         file.write("\n")
@@ -227,13 +227,13 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in (*build._HOST, *build._FIRMWARE):
+    for folder in (*build._PLUGIN_FOLDERS, *build._RUNNER_FOLDERS):
         for source in (path for path in (ROOT / "runtime" / folder).iterdir() if path.is_file()):
             assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
     templates = [path for path in (ROOT / "arm_recipes/firmware/templates").rglob("*") if path.is_file()]
     assert len(templates) > 10
     assert all(path.relative_to(ROOT).as_posix() in names for path in templates)
-    units = [unit.relative_to(build.SOURCES) for unit in build.plugin_sources()]
+    units = [unit.relative_to(build.CPP_FOLDER) for unit in build.list_plugin_sources()]
     assert len(units) > 10
     assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in units)
     assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)
@@ -290,7 +290,7 @@ def test_an_executor_that_returns_something_else(
 
 @pytest.mark.parametrize(("recipe", "backend"), [(TOSA, "TOSABackend"), (NPU, "EthosUBackend")])
 def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
-    executor = next(executor for executor in plugin.install() if executor._backend == backend)
+    executor = next(executor for executor in plugin.register_backends() if executor._backend == backend)
     gc.collect()  # what earlier tests left
     before = len(executor._delegates)
     programs = [load(export_small(recipe).buffer) for _ in range(3)]

@@ -235,7 +235,7 @@ def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType) -> None:
-    plugin.install()
+    plugin.register_backends()
     buffer = export_small(recipe).buffer
     (x,) = images(1)[0]
     method = Runtime.get().load_program(buffer).load_method("forward")

@@ -139,13 +139,13 @@ def test_field_numbers_are_those_of_the_schema() -> None:
     assert f'file_identifier "{pte._MAGIC.decode()}"' in text
     union = re.search(r"union KernelTypes \{([^}]*)\}", text)
     assert union is not None
-    assert ["NONE", *re.findall(r"\w+", union[1])] == list(pte_schema.KINDS)
-    assert (pte_schema.INLINE, pte_schema.SEGMENT) == (DataLocation.INLINE, DataLocation.SEGMENT)
+    assert ["NONE", *re.findall(r"\w+", union[1])] == list(pte_schema.VALUE_KINDS)
+    assert (pte_schema.INLINE_LOCATION, pte_schema.SEGMENT_LOCATION) == (DataLocation.INLINE, DataLocation.SEGMENT)
 
 
 def test_dtypes_are_those_of_executorch() -> None:
-    assert set(pte_schema.DTYPES) == {int(member) for member in ScalarType}
-    for number, name in pte_schema.DTYPES.items():
+    assert set(pte_schema.DTYPE_NAMES) == {int(member) for member in ScalarType}
+    for number, name in pte_schema.DTYPE_NAMES.items():
         dtype = getattr(torch, name)
         if ScalarType(number) in scalar_type_table.values():
             assert scalar_type_table[dtype] == number

@@ -100,14 +100,14 @@ def test_it_runs_as_its_graph_does(accelerator: str) -> None:
 def test_what_is_told_of_it() -> None:
     data, payload = _model(), _payload("ethos-u55-128")
     model = read_vela_tflite(data)
-    assert (model.description, model.operators, model.arena_bytes) == ("made for a test", (), payload.scratch)
+    assert (model.description, model.cpu_operators, model.arena_bytes) == ("made for a test", (), payload.scratch)
     assert [str(info) for info in (*model.inputs, *model.outputs)] == [
         "int8[1, 5, 6, 2] scale=0.5 zero_point=3",
         "int8[1, 5, 6, 3] scale=0.25 zero_point=-7",
         "int8[1, 5, 6, 3] scale=0.125 zero_point=-128",
     ]
     assert [info.name for info in model.inputs] == ["image", "offset"]
-    (operator,) = model.npu
+    (operator,) = model.npu_operators
     told = operator.parts.payload
     assert (told.product, told.macs, told.stream) == (55, 128, "COP1")
     assert (told.command_bytes, told.weight_bytes) == (len(payload.commands), len(payload.weights))

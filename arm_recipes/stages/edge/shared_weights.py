@@ -26,8 +26,8 @@ from arm_recipes._internal.executorch_programs import delegates_of, set_payload,
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_blocks import externalize_weights
 from arm_recipes.runtime.ethosu_payload import read_parts
-from arm_recipes.runtime.payload_parts import split_payload, weights_name
-from arm_recipes.runtime.tosa_graph import constant_spans
+from arm_recipes.runtime.payload_parts import encode_parts, weights_key
+from arm_recipes.runtime.tosa_graph import find_constant_spans
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -93,18 +93,18 @@ def _share_tosa_constants(manager: EdgeProgramManager, modules: Sequence[Lowered
             _store_shared(manager, data) if constant and counts[data] > 1 else data for data, constant in parts
         ]
         if any(isinstance(part, str) for part in data_or_names):
-            _replace_payload(module, split_payload(data_or_names))
+            _replace_payload(module, encode_parts(data_or_names))
 
 
 def _split_constants(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
     """Split a TOSA flatbuffer into (part, whether the part is the data of a large constant) pairs."""
-    bounds = [0, *(bound for span in constant_spans(memoryview(flatbuffer), _MIN_SHARED_BYTES) for bound in span)]
+    bounds = [0, *(bound for span in find_constant_spans(memoryview(flatbuffer), _MIN_SHARED_BYTES) for bound in span)]
     pairs = list(pairwise([*bounds, len(flatbuffer)]))
     return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
 
 
 def _store_shared(manager: EdgeProgramManager, data: bytes) -> str:
-    name = weights_name(data)
+    name = weights_key(data)
     store_named_data(manager, name, data, _ALIGNMENT_BYTES)
     return name
 
