@@ -10,7 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
-from arm_recipes.report.layers import DelegateTrace
+from arm_recipes.report.layers import DelegateProfile
 from arm_recipes.report.memory import method_memory
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from arm_recipes._internal.rendering import Section
     from arm_recipes.pipeline.artifact import Artifact
 
-#: Number of tensors that an error names.
-_NAMED = 6
+#: Number of tensors that an error message lists.
+_MAX_LISTED_TENSORS = 6
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class CheckBudgets:
         Raises:
             BudgetError: a budget is exceeded; the message names the largest tensors.
         """
-        stored, records = named_data_bytes(manager), []
+        stored_bytes, records = named_data_bytes(manager), []
         for method in sorted(manager.methods):
             for module in delegates_of(manager, method):
                 record = delegate_record(module)
                 assert record is not None
-                stored += len(module.processed_bytes)
+                stored_bytes += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
-                    raise BudgetError(_sram(method, record, record.vela, self.sram, self.optimise))
-        self._check_flash(stored, records, "the delegates alone")
+                    raise BudgetError(_sram_message(method, record, record.vela, self.sram, self.optimise))
+        self._check_flash(stored_bytes, records, "the delegates alone")
         return []
 
     def check(self, result: Artifact) -> None:
@@ -66,9 +66,9 @@ class CheckBudgets:
         """
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
-    def _check_flash(self, stored: int, records: Sequence[Delegate], what: str) -> None:
-        if self.flash is not None and stored > self.flash:
-            raise BudgetError(_flash(stored, self.flash, records, what))
+    def _check_flash(self, stored_bytes: int, records: Sequence[Delegate], subject: str) -> None:
+        if self.flash is not None and stored_bytes > self.flash:
+            raise BudgetError(_flash_message(stored_bytes, self.flash, records, subject))
 
 
 def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
@@ -77,16 +77,17 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optimise: str) -> str:
-    text = (
-        f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
-        f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"
+def _sram_message(method: str, record: Delegate, vela: VelaEstimates, budget: int, optimise: str) -> str:
+    summary = (
+        f"sram_budget: '{method}' needs {_format_byte_count(vela.sram_bytes)} of SRAM with memory mode "
+        f"{vela.memory_mode}, {vela.sram_bytes - budget:,} B more than the budget of {_format_byte_count(budget)}"
     )
-    used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
+    sram_usage = next((use for use in method_memory([DelegateProfile(method, record)]) if use.memory == "Sram"), None)
     sections: list[Section] = []
-    if used is not None:
+    if sram_usage is not None:
         rows: list[tuple[str, ...]] = [
-            (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
+            (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source)
+            for tensor in sram_usage.peak[:_MAX_LISTED_TENSORS]
         ]
         sections.append(("Live tensors at peak SRAM usage:", rows))
     sections.append(
@@ -100,21 +101,21 @@ def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optim
             ],
         )
     )
-    return f"{text}\n{as_text(sections)}"
+    return f"{summary}\n{as_text(sections)}"
 
 
-def _flash(stored: int, budget: int, records: Sequence[Delegate], what: str) -> str:
-    text = f"flash_budget: {what} take{'s' * (what == 'the program')} {_bytes(stored)}, "
-    text += f"{stored - budget:,} B more than the budget of {_bytes(budget)}"
-    largest = sorted((row for record in records for row in _weights(record)), reverse=True)[:_NAMED]
+def _flash_message(stored_bytes: int, budget: int, records: Sequence[Delegate], subject: str) -> str:
+    summary = f"flash_budget: {subject} take{'s' * (subject == 'the program')} {_format_byte_count(stored_bytes)}, "
+    summary += f"{stored_bytes - budget:,} B more than the budget of {_format_byte_count(budget)}"
+    largest = sorted((row for record in records for row in _constant_sizes(record)), reverse=True)[:_MAX_LISTED_TENSORS]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
     advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]
-    return f"{text}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
+    return f"{summary}\n{as_text([('Largest constants, before encoding:', rows), ('To reduce flash:', advice)])}"
 
 
-def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
-    """Bytes of each constant, with module and line of its first consumer."""
-    traced, seen = DelegateTrace("", record), set[str]()
+def _constant_sizes(record: Delegate) -> Iterator[tuple[int, str, str]]:
+    """Yield the bytes of each constant, with the module and source line of its first consumer."""
+    traced, seen = DelegateProfile("", record), set[str]()
     for i, operator in enumerate(traced.graph.operators):
         for name in operator.inputs:
             if name not in traced.producers and name not in traced.graph.inputs and name not in seen:
@@ -124,5 +125,5 @@ def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
                 yield traced.graph.tensor_bytes.get(name, 0), module or "(model)", source
 
 
-def _bytes(count: int) -> str:
+def _format_byte_count(count: int) -> str:
     return f"{count:,} B" if count < 10_000 else f"{count:,} B ({format_bytes(count)})"

@@ -14,8 +14,9 @@ class Cost:
 
     Attributes:
         cycles: cycles of the inference.
-        sram_bytes: working memory. Constants in SRAM count as ``flash_bytes``.
-        dram_bytes, flash_bytes: constants, and working memory in DRAM.
+        sram_bytes: working memory in SRAM. Vela counts constants in SRAM as ``flash_bytes``.
+        dram_bytes: constants and working memory in DRAM.
+        flash_bytes: constants in flash, or in SRAM.
     """
 
     cycles: int
@@ -31,11 +32,11 @@ class Cost:
 
 @dataclass(frozen=True)
 class Advice:
-    """A change that was tried.
+    """A change that was compiled, with its cost.
 
     Attributes:
         change: argument of ``get_recipe``, or a change of the model.
-        now, then: cost before and after the change, of the program or of the isolated layer.
+        now, then: cost before and after the change. It is the cost of the program, or of the isolated layer.
         module, source: module and source line of the layer; empty for a change of the whole program.
         note: drawback or requirement of the change.
     """
@@ -56,7 +57,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class AdviceList(Renderable):
-    """Changes that lower the cost, the largest saving of cycles first.
+    """Changes that lower the cost, sorted by decreasing savings of cycles.
 
     Attributes:
         items: the changes.

@@ -1,4 +1,7 @@
-"""Configurations of a sweep: all combinations that Vela supports. This module does not import PyTorch."""
+"""Configurations of a sweep: combinations of recipe, MACs, system configuration and memory mode that Vela supports.
+
+This module does not import PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,19 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.recipe import options
-from arm_recipes.recipe.targets import SPECS, recipe_name
+from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
-#: Recipes with Vela estimates.
-RECIPES = tuple(name for name in SPECS if name.startswith("ETHOSU"))
-DEFAULT_RECIPES = tuple(name for name in RECIPES if name.endswith("_INT8"))
-ALL = "all"
-#: Arguments of ``sweep`` that list values, by the recipe option that they vary.
-_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
+#: Recipes for which Vela estimates cycles and memory.
+ETHOSU_RECIPES = tuple(name for name in SPEC_BUILDERS if name.startswith("ETHOSU"))
+DEFAULT_RECIPES = tuple(name for name in ETHOSU_RECIPES if name.endswith("_INT8"))
+ALL_VALUES = "all"
+#: Recipe option -> argument of ``sweep`` that lists values of the option.
+_SWEEP_ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Configuration:
         return self.spec.target.macs
 
     def export_recipe(self) -> ExportRecipe:
-        """Build the recipe for ``export``. A sweep counts operators on the CPU instead of warning about them."""
+        """Build the recipe for ``export``. It allows operators on the CPU, which a sweep counts."""
         from executorch.export import ExportRecipe
 
         from arm_recipes.recipe_types import ArmRecipeType
@@ -61,17 +64,18 @@ def resolve_recipe_names(recipes: Any) -> tuple[str, ...]:
     """Resolve recipes to unique names.
 
     Args:
-        recipes: members of ``ArmRecipeType`` or names in any case; one or several.
+        recipes: one or several members of ``ArmRecipeType``, or names in upper or lower case.
 
     Raises:
         ValueError: a recipe is unknown or not for an Ethos-U.
     """
     names = []
     for recipe in _to_unique_list("recipes", recipes):
-        name = recipe_name(str(getattr(recipe, "name", recipe)))
-        if name not in RECIPES:
+        name = normalize_recipe_name(str(getattr(recipe, "name", recipe)))
+        if name not in ETHOSU_RECIPES:
             raise ValueError(
-                f"{name}: cycles and memory are estimated for Ethos-U recipes only (allowed: {', '.join(RECIPES)})"
+                f"{name}: cycles and memory are estimated for Ethos-U recipes only "
+                f"(allowed: {', '.join(ETHOSU_RECIPES)})"
             )
         names.append(name)
     return tuple(dict.fromkeys(names))
@@ -81,20 +85,21 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
     """List every valid combination of the options.
 
     Args:
-        recipes: as for ``resolve_recipe_names``; None: the int8 recipes.
-        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None: all values, except for system
-            configurations, where it is the recipe's default and "all" means all. A system configuration describes the
-            clock and the memories around the NPU.
+        recipes: as for ``resolve_recipe_names``. None selects the int8 recipes.
+        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None selects all values of ``macs`` and
+            ``memory_mode``. For ``system_config``, which describes the clock and the memories around the NPU, None
+            selects the recipe's default, and "all" selects all.
         fixed: other options of the recipes.
 
     Raises:
-        ValueError: a value is valid in no combination; the message is the recipe's.
+        ValueError: a value is valid in no combination. The message is the error of the recipe.
     """
     from arm_backend_core.targets import vela_config
     from arm_backend_core.targets.compile_spec import DEFAULT_CONFIG_INI
 
     requested = {
-        name: None if varied[name] is None else _to_unique_list(_ARGUMENTS[name], varied[name]) for name in _ARGUMENTS
+        name: None if varied[name] is None else _to_unique_list(_SWEEP_ARGUMENTS[name], varied[name])
+        for name in _SWEEP_ARGUMENTS
     }
     names = DEFAULT_RECIPES if recipes is None else resolve_recipe_names(recipes)
     for recipe in names:
@@ -104,7 +109,7 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
                 options.check(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
     systems = requested["system_config"] or [None]  # the recipe's default
-    if systems == [ALL]:
+    if systems == [ALL_VALUES]:
         requested["system_config"], systems = (
             None,
             list(vela_config.list_sections(ini, vela_config.SYSTEM_CONFIG)),
@@ -112,11 +117,11 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
     modes = requested["memory_mode"] or vela_config.list_sections(ini, vela_config.MEMORY_MODE)
     configurations: list[Configuration] = []
     rejected: list[tuple[tuple[Any, ...], ValueError]] = []
-    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share their specs
+    specs: dict[tuple[Any, ...], EthosUCompileSpec | ValueError] = {}  # recipes of one NPU family share compile specs
     for recipe in names:
         family = f"ethos-{recipe.split('_')[1].lower()}"
         for combination in product(requested["macs"] or vela_config.list_macs(family), systems, modes):
-            recipe_options = {**fixed, **dict(zip(_ARGUMENTS, combination, strict=True))}
+            recipe_options = {**fixed, **dict(zip(_SWEEP_ARGUMENTS, combination, strict=True))}
             spec = specs.get((family, *combination))
             if spec is None:
                 spec = specs[family, *combination] = _make_spec(recipe, recipe_options)
@@ -124,14 +129,14 @@ def list_configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[
                 rejected.append(((recipe, *combination), spec))
             else:
                 configurations.append(Configuration(recipe, spec, recipe_options))
-    requested_values = [(argument, requested[name] or ()) for name, argument in _ARGUMENTS.items()]
+    requested_values = [(argument, requested[name] or ()) for name, argument in _SWEEP_ARGUMENTS.items()]
     _check_all_used([("recipes", () if recipes is None else names), *requested_values], configurations, rejected)
     return tuple(configurations)
 
 
 def _make_spec(recipe: str, recipe_options: Mapping[str, Any]) -> EthosUCompileSpec | ValueError:
     try:
-        return SPECS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
+        return SPEC_BUILDERS[recipe](options.check(recipe, recipe_options))  # type: ignore[return-value]
     except ValueError as error:
         return error
 
@@ -146,7 +151,7 @@ def _check_all_used(
     for argument, values in requested:
         for value in values:
             if value not in used:
-                # Prefer an error about the value itself to one about the values that it was combined with.
+                # Prefer an error about the value itself to an error about another value of the combination.
                 errors = [error for combination, error in rejected if value in combination]
                 specific = [error for error in errors if repr(value) in str(error).split(":")[0]]
                 raise ValueError(f"{argument}: {value!r} is valid in no configuration: {(specific or errors)[0]}")
