@@ -29,7 +29,7 @@ MODULE_LINES = 400
 NEEDED_BY_OPERATORS = ("ops", "aten", "tosa", "lowering")
 """Parts of the core that grow with the number of operators; workarounds for Vela, in ``tosa``, do not."""
 
-LINES_PER_OPERATOR = 33
+LINES_PER_OPERATOR = 34.5
 """Most lines of these for each ATen overload that has a record, a rule for complex numbers, or a graph inside.
 
 Today's average is 31.3: 30.2 before modules of more than 400 lines were split, which repeats import headers. A gate at

@@ -116,10 +116,15 @@ class _Rewriter:
 
     def _is_trained(self, source: Node) -> bool:
         """Whether a parameter is among the attributes that ``source`` is computed from."""
-        if source.op == "get_attr":
-            held = attrgetter(str(source.target))(self.module)
-            return isinstance(held, torch.nn.Parameter) or bool(source.meta.get(PARAMETER))
-        return any(self._is_trained(operand) for operand in source.all_input_nodes)
+        pending = {source: None}
+        for node in (nodes := list(pending)):  # grows
+            nodes += [x for x in node.all_input_nodes if x not in pending]
+            pending |= dict.fromkeys(node.all_input_nodes)
+        attributes = [node for node in pending if node.op == "get_attr"]
+        held = [attrgetter(str(node.target))(self.module) for node in attributes]
+        return any(isinstance(tensor, torch.nn.Parameter) for tensor in held) or any(
+            node.meta.get(PARAMETER) for node in attributes
+        )
 
 
 def _split_in_bytes(weight: Tensor) -> list[Tensor]:

@@ -27,12 +27,14 @@ from arm_backend_core.graph_edits import eliminate_dead_code
 from arm_backend_core.nodes import constant_nodes, describe_node, is_float, modules_of
 from arm_backend_core.ops.catalog import find_record
 from arm_backend_core.ops.registry import Kind
+from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
-from arm_backend_core.quantization.config import QuantizationConfig
+from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.graph_observers import connect_observers, share_timestep_observers
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 Config = QuantizationConfig | None
+_WITH_INT16 = get_symmetric_a16w8_quantization_config()
 
 
 class ArmQuantizer(Quantizer):
@@ -133,8 +135,17 @@ class ArmQuantizer(Quantizer):
             if self._config(stacks[node]) is not None and node not in constants:
                 _check_dtype(node)
         self._annotate_io(model)
-        Annotator(model.graph, lambda node: self._config(stacks[node])).run()
+        coordinates = find_coordinate_nodes(model.graph) if self._uses("int16_coordinates") else set()
+
+        def config_of(node: Node) -> Config:
+            config = self._config(stacks[node])
+            return _WITH_INT16 if config is not None and node in coordinates else config
+
+        Annotator(model.graph, config_of).run()
         return model
+
+    def _uses(self, algorithm: str) -> bool:
+        return self.algorithms is None or algorithm in self.algorithms
 
     def validate(self, model: GraphModule) -> None:
         """Do nothing: the operators' records decide what is annotated."""

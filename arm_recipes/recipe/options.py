@@ -196,6 +196,7 @@ ALGORITHMS = (
     "fused_rms_norms",
     "int16_angles",
     "int16_attention",
+    "int16_coordinates",
     "int16_outputs",
 )
 #: Quantization algorithms that are applied only if the option ``algorithms`` names them.

@@ -83,7 +83,10 @@ _EVALUATIONS = 4
 _MAX_EVALUATIONS = 60
 _InterpreterFactory = Callable[[GraphModule], Interpreter]
 #: Quantization algorithms that change types and scales; the others change weights.
-_ALGORITHMS = ("int16_angles", "int16_attention", "concat_scales", "fused_norms", "int16_outputs", "fused_rms_norms")
+_ALGORITHMS = (
+    *("int16_angles", "int16_attention", "int16_coordinates", "concat_scales", "fused_norms", "int16_outputs"),
+    "fused_rms_norms",
+)
 
 
 @dataclass(frozen=True)
