@@ -51,6 +51,7 @@ ALTERNATIVES = (
         patches.SPACE_TO_DEPTH,
         pixels_as_channels.PIXEL_PAIRS,
         pad_channels.PAD_CHANNELS,
+        pad_channels.PAD_SLOW_CHANNELS,
         packed_channels.PACKED_CHANNELS,
     ),
 )

@@ -1,12 +1,16 @@
-"""Channel padding: the input channels of convolutions on one pixel are padded to a multiple of Vela's weight block."""
+"""Channel padding: more input channels for convolutions on few pixels, where these take fewer cycles."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import match_epilogue
+from arm_backend_core.alternatives.cost_model import Cost
 from arm_backend_core.dtype import DType
+from arm_backend_core.targets.hardware import Hardware
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -14,34 +18,63 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 #: run-length encoding of zeros, which costs bits for each nonzero weight. Padding by weights of 1, which have short
 #: codes, avoids this encoding.
 _BLOCK_CHANNELS = 32
-#: Minimum number of weights. The PAD for the missing channels takes 200 cycles.
+#: Minimum number of weights on U55 and U65. The PAD for the missing channels takes 200 cycles.
 _MIN_WEIGHTS = 1 << 14
+#: Minimum number of weights, and maximum number of pixels, where ``Hardware.slow_input_channels`` applies.
+_MIN_SLOW_WEIGHTS, _MAX_SLOW_PIXELS = 1 << 9, 32
 
 
 def pad_input_channels(op: Op, rewriter: Rewriter) -> Value:
-    """Pad the input channels of a 1x1 CONV2D to whole blocks, with the input's zero point and weights of 1.
+    """Pad the input channels of a 1x1 CONV2D, with the input's zero point and weights of 1.
 
     Bit-exact: the padding adds 0 to the sums. A squeeze-and-excitation layer from 144 to 576 channels takes 90,594
-    instead of 96,880 cycles on U55-128.
+    instead of 96,880 cycles on U55-128; a layer from 32 to 128 channels takes 761 instead of 2,682 on U85-256.
     """
     x, weight, bias = op.inputs
     assert weight.data is not None
-    padding = [(0, 0)] * 3 + [(0, -x.shape[3] % _BLOCK_CHANNELS)]
+    padding = [(0, 0)] * 3 + [(0, _padded_channels(op, rewriter.build.target.hardware) - x.shape[3])]
     image = rewriter.build.pad(x, padding, op.attrs["input_zp"])
     kernel = constant(np.pad(weight.data, padding, constant_values=1), weight.dtype)
     return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.dtype, **op.attrs)
 
 
-def _match_single_pixel(op: Op, rewriter: Rewriter) -> Region | None:
+def _padded_channels(op: Op, hardware: Hardware) -> int:
+    """The number of input channels that may take fewer cycles; the present one if there is none."""
     x, weight = op.inputs[:2]
-    is_one_pixel = x.shape[:3] == op.output.shape[:3] == (1, 1, 1) and weight.shape[1:3] == (1, 1)
-    gains_nothing = x.shape[3] % _BLOCK_CHANNELS == 0 or weight.data is None or weight.size < _MIN_WEIGHTS
-    pads = rewriter.build.target.hardware.pads_weight_blocks
-    if gains_nothing or not is_one_pixel or x.dtype is not DType.INT8 or not pads:
+    channels, pixels = x.shape[3], x.shape[1] * x.shape[2]
+    if hardware.pads_weight_blocks and pixels == 1 and x.dtype is DType.INT8 and weight.size >= _MIN_WEIGHTS:
+        return channels + -channels % _BLOCK_CHANNELS
+    if channels in hardware.slow_input_channels and pixels <= _MAX_SLOW_PIXELS and weight.size >= _MIN_SLOW_WEIGHTS:
+        return hardware.slow_input_channels.stop
+    return channels
+
+
+def _match_few_pixels(op: Op, rewriter: Rewriter, *, slow: bool) -> Region | None:
+    x, weight = op.inputs[:2]
+    hardware = rewriter.build.target.hardware
+    is_pointwise = x.shape[:3] == op.output.shape[:3] and weight.shape[1:3] == (1, 1) and x.shape[0] == 1
+    if not is_pointwise or weight.data is None or bool(hardware.slow_input_channels) != slow:
+        return None
+    if _padded_channels(op, hardware) == x.shape[3]:
         return None
     return Region(match_epilogue(op, rewriter), ((op,),))
 
 
+def _weigh_weights(cost: Cost) -> float:
+    """Cycles times bytes of weights: time steps share their weights, so that a sum would count these too often."""
+    return float(cost.cycles) * cost.weight_bytes
+
+
 PAD_CHANNELS = Alternative(
-    "convolutions with padded input channels", ("CONV2D",), pad_input_channels, _match_single_pixel
+    "convolutions with padded input channels",
+    ("CONV2D",),
+    pad_input_channels,
+    partial(_match_few_pixels, slow=False),
+)
+PAD_SLOW_CHANNELS = Alternative(
+    "convolutions with padded input channels",
+    ("CONV2D",),
+    pad_input_channels,
+    partial(_match_few_pixels, slow=True),
+    _weigh_weights,
 )

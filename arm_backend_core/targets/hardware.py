@@ -58,6 +58,8 @@ class Hardware:
         packs_weights_by_rows: the order of encoded weights depends on the number of rows. Two methods then share
             weights only if they have equally many rows.
         pads_weight_blocks: weights are encoded in blocks of channels. Additional channels in a block are free.
+        slow_input_channels: numbers of input channels with which a convolution on few pixels takes up to 3.6 times the
+            cycles of one more channel than the last of them.
         transposes_any_rank: Vela itself splits a TRANSPOSE of more than four dimensions.
         slow_int16_macs: with at most this many MACs per cycle, an int16 row takes fewer cycles as two int8 rows.
         bilinear_cycles_per_result: cycles of a bilinear RESIZE for each int8 result, by Vela's estimates; 0 keeps every
@@ -93,6 +95,7 @@ class Hardware:
     splits_matmuls: bool = False
     packs_weights_by_rows: bool = False
     pads_weight_blocks: bool = False
+    slow_input_channels: range = range(0)
     transposes_any_rank: bool = False
     slow_int16_macs: int = 0
     bilinear_cycles_per_result: float = 0.0
@@ -174,6 +177,7 @@ _U85 = Hardware(
     computes_pixel_pairs=True,
     splits_matmuls=True,
     packs_weights_by_rows=True,
+    slow_input_channels=range(9, 33),
     transposes_any_rank=True,
     slow_int16_macs=256,
     bilinear_cycles_per_result=0.9,

@@ -349,9 +349,9 @@ def _halved(case: Case) -> list[Value]:
     return [b.rescale(sums, (DType.INT16, DType.INT8)[case.number(0, 1)], scales, 0, 0)]
 
 
-def _squeezed(case: Case) -> list[Value]:
+def _squeezed(case: Case, channels: tuple[int, int] = (33, 90)) -> list[Value]:
     """A convolution on one pixel behind another, or on one that is given or reshaped."""
-    size = case.number(33, 90)
+    size = case.number(*channels)
     x = case.conv(case.input(1, 1, 1, 24), size) if case.rng.random() < 0.5 else case.input(1, 1, size, 1)
     return [case.conv(case.b.reshape(x, (1, 1, 1, size)), -(-(1 << 14) // size) + case.number(0, 30)), x]
 
@@ -398,6 +398,7 @@ FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = 
     ("patches", patches.SPACE_TO_DEPTH, _cut),
     ("phases", strided_slices.STRIDED_SLICES, _put_together),
     ("filling", pad_channels.PAD_CHANNELS, _squeezed),
+    ("slow_channels", pad_channels.PAD_SLOW_CHANNELS, partial(_squeezed, channels=(9, 32))),
     ("packed", packed_channels.PACKED_CHANNELS, _few_channels),
     ("transposed", transpose_split.MERGED_TRANSPOSE, _transposed),
     ("in_steps", transpose_split.TRANSPOSE_SEQUENCE, _transposed),
@@ -415,6 +416,7 @@ def test_forms_are_equal_to_the_bit(
     form: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
     of_u85 = form in (
+        pad_channels.PAD_SLOW_CHANNELS,
         attention_matmul.MATMUL_PER_HEAD,
         transpose_split.MERGED_TRANSPOSE,
         transpose_split.TRANSPOSE_SEQUENCE,
