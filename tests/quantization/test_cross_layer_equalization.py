@@ -184,3 +184,27 @@ def test_channels_that_are_always_zero_have_no_factor() -> None:
     program, changed = _changed(model, samples[0])
     assert changed
     assert all(bool(torch.isfinite(value).all()) for value in program.state_dict.values())
+
+
+class Statistics(nn.Module):
+    """Learned features beside raw statistics, whose large values have small weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.head = nn.Linear(16, 32), nn.Linear(36, 8)
+        with torch.no_grad():
+            self.head.weight[:, 32:] /= 100
+
+    def forward(self, x: Tensor, statistics: Tensor) -> Tensor:
+        """x [1, 16], statistics [1, 4]."""
+        return self.head(torch.cat([self.features(x).relu(), statistics * 100], 1))
+
+
+def test_operands_of_a_concatenation_are_equalized() -> None:
+    torch.manual_seed(0)
+    model = Statistics().eval()
+    samples = [(torch.randn(1, 16), torch.rand(1, 4) * 2 - 1) for _ in range(16)]
+    expected = model(*samples[0]).detach()
+    for recipe, minimum in ((ArmRecipeType.TOSA_INT8, 33), (ArmRecipeType.TOSA_A16W8, 38)):
+        result = export(model, ExportRecipe.get_recipe(recipe), samples)
+        assert sqnr(result.run(*samples[0]), expected) > minimum

@@ -10,6 +10,7 @@ reliably, and values beyond the range would be clipped.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from arm_backend_core.graph_edits import insert_call
+from arm_backend_core.nodes import is_float
 from arm_backend_core.program import constants_of, store_of, tensor_identity
 
 aten = torch.ops.aten
@@ -28,6 +31,8 @@ aten = torch.ops.aten
 _MIN_FACTOR_RATIO = 4.0
 #: Factors are clamped to [1 / 64, 64].
 _MAX_FACTOR = 64.0
+#: A concatenation is equalized if the largest weights of two operands differ by this factor.
+_MIN_CONCAT_RATIO = 8.0
 #: Assumed range of a normalized channel, in standard deviations.
 _NORM_RANGE = 3.0
 #: Layers whose weights have the output channels first -> channel dimension of their input and output.
@@ -51,10 +56,13 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
     """Equalize the parameters of a program; the tensors of the model do not change.
 
     Args:
-        names: parameters that may change; None for all.
+        names: parameters that may change; None for all. Concatenations are equalized only with None, because that
+            inserts operators into the program.
     """
     tensors = _Parameters(program, names)
-    for node in program.graph.nodes:
+    for node in list(program.graph.nodes):
+        if names is None and node.target is aten.cat.default:
+            _equalize_concatenation(node, tensors)
         source = _match_source(node, tensors)
         readers = None if source is None else _find_reading_layers(node, source.axis, tensors)
         if source is None or not readers:
@@ -66,6 +74,34 @@ def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> 
                 tensors.scale(parameter, 1 / factors, 0)
             for reader in readers:
                 tensors.scale(reader.weight, factors, reader.channel_axis)
+
+
+def _equalize_concatenation(node: Node, tensors: _Parameters) -> None:
+    """Divide operands of a concatenation by powers of two, and multiply the weights that read them by these.
+
+    The operands share a scale. If the weights of one operand are much smaller than those of the others, training has
+    adapted them to an operand of large values, such as raw statistics beside learned features, which leave few levels
+    to the others. The division is part of the requantization to the common scale.
+    """
+    parts, axis = cast(Any, node.args[0]), cast(int, (*node.args, 0)[1])
+    readers = _find_reading_layers(node, axis, tensors) if is_float(node) else None
+    if not readers:
+        return
+    weights = torch.stack([_max_abs(tensors.value(x.weight) * x.gain, x.channel_axis) for x in readers]).amax(0)
+    sizes = [part.meta["val"].shape[axis] for part in parts]
+    largest = [float(part.max()) for part in weights.split(sizes)]
+    if min(largest) <= 0 or max(largest) < _MIN_CONCAT_RATIO * min(largest):
+        return
+    exponents = [round(math.log2(max(largest) / one)) for one in largest]
+    factors = torch.cat([torch.full((size,), 2.0**n) for size, n in zip(sizes, exponents, strict=True)])
+    for reader in readers:
+        tensors.scale(reader.weight, factors, reader.channel_axis)
+    with node.graph.inserting_before(node):
+        scaled = [
+            insert_call(part, aten.mul.Tensor, part, 2.0**-n) if n else part
+            for part, n in zip(parts, exponents, strict=True)
+        ]
+    node.args = (scaled, *node.args[1:])
 
 
 def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
