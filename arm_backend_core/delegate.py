@@ -81,7 +81,7 @@ def delegate(
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         set_refusal_reason(node, refusal.reason)
-    rejected = selection.rejections()
+    rejected = selection.reported_refusals()
     events.current().rejected.extend(rejected)
     if require_full_delegation and rejected:
         lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]

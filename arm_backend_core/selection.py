@@ -31,8 +31,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
-#: Programs with at least this many mutated buffers get NPU delegates of at most this many nodes. See
-#: ``_split_large_levels``.
+#: If a program mutates at least ``_MIN_BUFFERS_TO_SPLIT`` buffers, its NPU delegates have at most
+#: ``_MAX_NODES_PER_DELEGATE`` nodes. See ``_split_large_partitions``.
 _MIN_BUFFERS_TO_SPLIT, _MAX_NODES_PER_DELEGATE = 12, 300
 
 
@@ -43,19 +43,22 @@ class Selection:
     Attributes:
         program: the program.
         lowering: the lowering walk, with every operator of the program lowered once.
-        order: operators of the program, in program order.
+        operators: operators of the program, in program order.
         refusals: for each operator that is not delegated, the reason.
-        levels: for each delegated node, the number of its delegate. Numbers increase in topological order.
+        partition_ids: for each delegated node, the number of its partition. Numbers increase in topological order.
     """
 
     program: ExportedProgram
     lowering: Lowering
-    order: list[Node]
+    operators: list[Node]
     refusals: dict[Node, Unsupported]
-    levels: dict[Node, int]
+    partition_ids: dict[Node, int]
 
-    def rejections(self) -> list[events.Rejection]:
-        """Operators that stay on the CPU, without quantize and dequantize nodes and loops that call a delegate."""
+    def reported_refusals(self) -> list[events.Rejection]:
+        """The operators on the CPU, for the report.
+
+        Quantize and dequantize nodes and loops that call a delegate are left out.
+        """
         return [
             events.Rejection(
                 node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
@@ -70,12 +73,12 @@ class Selection:
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
-            if node in self.levels:
-                groups.setdefault(self.levels[node], []).append(node)
-        constants, order = constants_of(self.program), position.__getitem__
+            if node in self.partition_ids:
+                groups.setdefault(self.partition_ids[node], []).append(node)
+        constants, sort_key = constants_of(self.program), position.__getitem__
         return [
-            Partition.from_nodes(f"{name}_{i}", groups[level], constants, order)
-            for i, level in enumerate(sorted(groups))
+            Partition.from_nodes(f"{name}_{i}", groups[partition_id], constants, sort_key)
+            for i, partition_id in enumerate(sorted(groups))
         ]
 
     def graphs(self, parts: Iterable[Partition]) -> Iterable[Graph]:
@@ -96,56 +99,58 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         keep_on_cpu: predicates; a node for which any of them is true stays on the CPU.
 
     Raises:
-        ModelError: a loop or an operator that the CPU cannot run is not delegated.
+        ModelError: a loop, or an operator without a CPU kernel, would stay on the CPU.
     """
-    order = [node for node in program.graph.nodes if node.op == "call_function"]
+    operators = [node for node in program.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
     inputs = set(program.graph.find_nodes(op="placeholder")) - set(constants)
     refusals: dict[Node, Unsupported] = {}
-    for node in order:
+    for node in operators:
         if any(keep(node) for keep in keep_on_cpu):
             refusals[node] = Unsupported("kept on the CPU as asked")
         elif is_quantize(node) and node.args[0] in inputs:
             refusals[node] = Unsupported("it quantizes a model input")
     initial_refusals, lowering = dict(refusals), Lowering(target, constants)
-    lowering.run(order, refusals)
-    while True:  # terminates: every round excludes at least one node; usually there is one round
+    lowering.run(operators, refusals)
+    while True:  # terminates: every round excludes a node or adds a float node; usually there is one round
         refusals |= {node: result for node, result in lowering.results.items() if isinstance(result, Unsupported)}
-        unmaterializable = _find_unmaterializable(order, lowering, refusals)
+        unmaterializable = _find_unmaterializable(operators, lowering, refusals)
         if not unmaterializable:
-            _check_loops(order, refusals, target)
+            _check_loops(operators, refusals, target)
             _check_custom_operators(refusals, target)
-            levels = assign_levels(order, set(order) - refusals.keys())
+            partition_ids = assign_partition_ids(operators, set(operators) - refusals.keys())
             if target.hardware.npu:
-                levels = _split_large_levels(levels, len(program.graph_signature.buffers_to_mutate))
-            _sink_into_consumers(levels, order, lowering)
-            return Selection(program, lowering, order, refusals, levels)
+                partition_ids = _split_large_partitions(partition_ids, len(program.graph_signature.buffers_to_mutate))
+            _sink_into_consumers(partition_ids, operators, lowering)
+            return Selection(program, lowering, operators, refusals, partition_ids)
         new_float_nodes = {
             node for node in unmaterializable if target.floating and not is_dequantize(node)
         } - lowering.float_nodes
-        if new_float_nodes:  # functions and data movement whose readers stay unquantized are computed in floating point
+        # Elementwise functions and data movement that an unquantized CPU operator or an output reads are lowered again
+        # in floating point.
+        if new_float_nodes:
             refusals, lowering = (
                 dict(initial_refusals),
                 Lowering(target, constants, lowering.float_nodes | new_float_nodes),
             )
-            lowering.run(order, refusals)
+            lowering.run(operators, refusals)
         else:
             refusals |= unmaterializable
-            lowering.exclude(order, refusals)
+            lowering.exclude(operators, refusals)
 
 
-def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
+def _check_loops(operators: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
     """Check that every loop lies entirely in one delegate, because ExecuTorch has no loop operator.
 
     Raises:
         ModelError: a loop does not lie in one delegate.
     """
-    level = assign_levels(order, set(order) - refusals.keys())
-    for last, loop_out in enumerate(order):
+    partition_ids = assign_partition_ids(operators, set(operators) - refusals.keys())
+    for last, loop_out in enumerate(operators):
         starts = cast(list[Node], loop_out.args[2]) if loop_out.target is LOOP_OUT else []
-        loop_nodes = order[order.index(starts[0]) : last + 1] if starts else []
+        loop_nodes = operators[operators.index(starts[0]) : last + 1] if starts else []
         reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in loop_nodes if node in refusals]
-        if reasons or len({level[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
+        if reasons or len({partition_ids[node] for node in (*starts, *loop_nodes[-1:])}) > 1:
             cause = reasons[0] if reasons else "some of what it reads is computed on the CPU"
             advice = 'a constant trip count, export the body as a separate method, or set extensions=["cf"] for TOSA'
             problem = f"a while_loop cannot be exported for {target.name}, and the CPU has no loop operator"
@@ -168,11 +173,14 @@ def _check_custom_operators(refusals: dict[Node, Unsupported], target: Target) -
 
 
 def _find_unmaterializable(
-    order: Sequence[Node], lowering: Lowering, refusals: dict[Node, Unsupported]
+    operators: Sequence[Node], lowering: Lowering, refusals: dict[Node, Unsupported]
 ) -> dict[Node, Unsupported]:
-    """Find nodes whose result is read outside of delegates but exists only inside (integers, a pending function)."""
+    """Find nodes whose result is read outside of delegates but cannot leave one (see ``Lowering.is_internal``).
+
+    Such results are quantized integers, lists of tensors, and elementwise functions whose table is not emitted yet.
+    """
     unmaterializable: dict[Node, Unsupported] = {}
-    for node in reversed(order):
+    for node in reversed(operators):
         if node in refusals or not lowering.is_internal(node):
             continue
         reader = next(
@@ -187,17 +195,18 @@ def _find_unmaterializable(
     return unmaterializable
 
 
-def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
+def assign_partition_ids(operators: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     """Group the chosen nodes into few convex partitions. No path leaves a convex partition and enters it again.
 
-    A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
-    level through the CPU returns at a higher one, so every level is convex.
+    A node's level is the largest number of changes between target and CPU, in either direction, on a path to it.
+    Changes count from the first delegate of the path on, so the levels of delegated nodes are even. A path that leaves
+    a level through the CPU returns at a higher level, so the chosen nodes of a level form a convex partition.
 
     Returns:
-        The level of each chosen node.
+        The level of each chosen node, which is its partition id.
     """
     level: dict[Node, int] = {}  # even: inside a delegate; odd: on the CPU, after a delegate
-    for node in order:
+    for node in operators:
         is_chosen = node in chosen
         depths = [0]
         for source in node.all_input_nodes:
@@ -207,51 +216,54 @@ def assign_levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
     return {node: depth for node, depth in level.items() if node in chosen}
 
 
-def _split_large_levels(levels: dict[Node, int], states: int) -> dict[Node, int]:
-    """Split levels into several where Vela's memory allocation would take minutes.
+def _split_large_partitions(partition_ids: dict[Node, int], mutated_buffer_count: int) -> dict[Node, int]:
+    """Split partitions for which Vela's memory allocation would take minutes.
 
-    The buffers of a decoder with many layers are live from the first operation to the last. Each round of Vela's
-    address search, of at least 5000 rounds, visits all pairs of live tensors.
+    The buffers of a decoder with many layers are live from the first operation to the last. Vela's address search has
+    at least 5000 rounds, and each visits all pairs of live tensors.
 
     Args:
-        levels: the level of each delegated node, in program order.
-        states: number of buffers that the program mutates.
+        partition_ids: the partition of each delegated node, in program order.
+        mutated_buffer_count: number of buffers that the program mutates.
     """
-    if states < _MIN_BUFFERS_TO_SPLIT:
-        return levels
-    numbered = enumerate(levels.items())
-    return {node: level * len(levels) + index // _MAX_NODES_PER_DELEGATE for index, (node, level) in numbered}
+    if mutated_buffer_count < _MIN_BUFFERS_TO_SPLIT:
+        return partition_ids
+    numbered = enumerate(partition_ids.items())
+    return {
+        node: partition_id * len(partition_ids) + index // _MAX_NODES_PER_DELEGATE
+        for index, (node, partition_id) in numbered
+    }
 
 
-def _sink_into_consumers(levels: dict[Node, int], order: Sequence[Node], lowering: Lowering) -> None:
-    """Move nodes whose result cannot leave a delegate to the level of their readers.
+def _sink_into_consumers(partition_ids: dict[Node, int], operators: Sequence[Node], lowering: Lowering) -> None:
+    """Move nodes whose result cannot leave a delegate to the partition of their readers.
 
-    These nodes are quantized tensors, pending functions and constants. Readers of a constant were lowered for its
-    value, so they need it in their delegate. A node whose readers are on several levels is copied.
+    These nodes are constants and nodes for which ``Lowering.is_internal`` is true. The lowering of a constant's readers
+    used its value, so the constant must be in their delegate. A node whose readers are in several partitions is copied.
     """
-    chosen = set(levels)
+    chosen = set(partition_ids)
     constant = set(lowering.constants)
     constant |= {node for node in chosen if is_quantize(node) and _lowered_value(lowering, node).data is not None}
-    for node in reversed(order):
+    for node in reversed(operators):
         if node not in chosen or not (node in constant or lowering.is_internal(node)):
             continue
-        readers: dict[int | None, list[Node]] = {}  # by level; None: on the CPU
+        readers: dict[int | None, list[Node]] = {}  # by partition; None: on the CPU
         for user in node.users:
-            readers.setdefault(levels.get(user), []).append(user)
-        reader_levels = sorted(level for level in readers if level is not None)
-        if not reader_levels:
+            readers.setdefault(partition_ids.get(user), []).append(user)
+        reader_partitions = sorted(partition_id for partition_id in readers if partition_id is not None)
+        if not reader_partitions:
             set_refusal_reason(node, "it computes a constant that only the CPU reads")
-            del levels[node]
+            del partition_ids[node]
             continue
-        levels[node] = reader_levels[0]
-        for level in [*reader_levels[1:], *([None] if None in readers else [])]:
+        partition_ids[node] = reader_partitions[0]
+        for partition_id in [*reader_partitions[1:], *([None] if None in readers else [])]:
             with node.graph.inserting_after(node):
                 copy = node.graph.node_copy(node)
             lowering.results[copy] = lowering.results[node]
-            for user in readers[level]:
+            for user in readers[partition_id]:
                 user.replace_input_with(node, copy)
-            if level is not None:
-                levels[copy] = level
+            if partition_id is not None:
+                partition_ids[copy] = partition_id
 
 
 def _lowered_value(lowering: Lowering, node: Node) -> Value:

@@ -11,10 +11,11 @@ reload some of them.
 Waits between kernels (BLOCKDEP = 0): a kernel may start before the previous kernel has written its last blocks. It must
 wait in these cases:
 
-- It reads the previous result otherwise than as whole rows of the same tensor.
-- Its stride exceeds its window. Vela assumes adjacent windows.
-- It is a chain.
-- It is a RESIZE. Vela assumes that a RESIZE reads as far as it writes.
+- It reads the previous kernel's result with another layout, or not from the start of a row.
+- It reads that result with a stride that exceeds its window. Vela assumes that windows have no gaps.
+- It reads that result, and its two inputs are adjacent or overlap. Vela considers only one of them.
+- It belongs to a chain (U85): kernels that pass feature maps to each other outside memory.
+- It is a RESIZE. Vela assumes that it reads as many rows and columns as it writes.
 """
 
 from collections import defaultdict
@@ -30,7 +31,7 @@ from arm_backend_core.backends.ethosu_commands import (
 )
 
 _ELEMENTWISE, _RESIZE, _KERNEL_WAIT = 6, 7, 18
-_KERNEL_WIDTH, _KERNEL_HEIGHT, _STRIDES = 288, 289, 290
+_WINDOW_WIDTH, _WINDOW_HEIGHT, _STRIDES = 288, 289, 290
 _ACTIVATION, _TABLE_0, _BLOCKDEP = 293, 16, 303
 _SOURCE_REGION, _DESTINATION_REGION, _SOURCE_ADDRESS, _DESTINATION_ADDRESS, _LENGTH = DMA_REGISTERS
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last byte, is written
@@ -44,9 +45,9 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """
     registers, kernels, words, offsets = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     table_dmas, lost_tables = dict[int, list[int]](), set[int]()  # slot -> DMA that loads it; overwritten slots
-    ofm_layout, is_blockdep_zero = tuple[int, ...](), False  # BLOCKDEP is 0 in the new stream, not in ``registers``
+    ofm_layout, is_blockdep_overridden = tuple[int, ...](), False  # overridden: 0 in the new stream, not in Vela's
     is_small_npu = stream[8] & 15 < 7  # lowest bits of the third word: log2 of the MACs
-    for_u85 = npu.is_u85(stream)  # no known omissions before a DMA
+    for_u85 = npu.is_u85(stream)  # on U85, Vela is known to omit only waits between kernels
 
     def insert_words(*added: int) -> None:
         offsets.extend([4 * (len(words) - len(offsets))] * len(added))
@@ -55,7 +56,7 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
     for _, number, value in npu.decode_commands(stream):
         if number >= 256:
             registers[number] = value
-            is_blockdep_zero = is_blockdep_zero and number != _BLOCKDEP
+            is_blockdep_overridden = is_blockdep_overridden and number != _BLOCKDEP
         elif number == _KERNEL_WAIT:
             del kernels[: -(value >> 32) or None]
         elif number in npu.KERNEL_COMMANDS:
@@ -71,11 +72,11 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
             # Vela 5.2 lets chains start early, depending on what each of their operations reads; 5.1 does not.
             must_wait = number == _RESIZE or is_chain
             if len(kernels) > 1 and not must_wait:
-                has_gaps = number != _ELEMENTWISE and _stride_exceeds_kernel(registers)
+                has_gaps = number != _ELEMENTWISE and _stride_exceeds_window(registers)
                 must_wait = _needs_kernel_wait(registers, kernels, ofm_layout, has_gaps=has_gaps)
-            if is_blockdep_zero != (must_wait and registers[_BLOCKDEP] > 0):
-                is_blockdep_zero = not is_blockdep_zero
-                insert_words(*encode_command(_BLOCKDEP, 0 if is_blockdep_zero else registers[_BLOCKDEP]))
+            if is_blockdep_overridden != (must_wait and registers[_BLOCKDEP] > 0):
+                is_blockdep_overridden = not is_blockdep_overridden
+                insert_words(*encode_command(_BLOCKDEP, 0 if is_blockdep_overridden else registers[_BLOCKDEP]))
             ofm_layout = _feature_map_layout(registers, FEATURE_MAP_REGISTERS[1])
         elif number == DMA_START and not for_u85:
             pairs = ((a, b) for a in _dma_spans(registers) for kernel in kernels for b in kernel)
@@ -93,9 +94,9 @@ def insert_waits(stream: bytes) -> tuple[bytes, list[int]]:
 def _feature_map_layout(registers: dict[int, int], map_registers: tuple[int, ...]) -> tuple[int, ...]:
     """Layout of a feature map: first byte, row stride, other strides, sizes, format, element size, transpose.
 
-    Two feature maps whose layouts differ only in the first byte have the same rows.
+    If two layouts differ only in the first byte, rows of both feature maps have the same sizes, strides and format.
     """
-    base, x, tile, _, precision, depth = map_registers
+    base, stride, tile, _, precision, depth = map_registers
     precision_bits = registers[precision]
     size, transpose = (
         (precision_bits >> 33 & 3, precision_bits >> 41 & 31)
@@ -103,14 +104,14 @@ def _feature_map_layout(registers: dict[int, int], map_registers: tuple[int, ...
         else (precision_bits >> 34 & 3, 0)
     )
     sizes = registers[tile] >> 32, registers[depth] >> 32, precision_bits >> 38 & 3, size, transpose
-    return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
+    return (*(registers[key] for key in (base, stride + 1, stride, stride + 2)), *sizes)
 
 
-def _stride_exceeds_kernel(registers: dict[int, int]) -> bool:
-    """Whether windows have gaps in columns or rows. Registers hold stride and kernel size, each minus one."""
+def _stride_exceeds_window(registers: dict[int, int]) -> bool:
+    """Whether windows have gaps in columns or rows. Registers hold stride and window size, each minus one."""
     strides = registers[_STRIDES] >> 32
-    x, y = ((strides >> low & 1) + 2 * (strides >> high & 1) for low, high in ((0, 6), (1, 9)))
-    return x > registers[_KERNEL_WIDTH] >> 32 or y > registers[_KERNEL_HEIGHT] >> 32
+    stride_x, stride_y = ((strides >> low & 1) + 2 * (strides >> high & 1) for low, high in ((0, 6), (1, 9)))
+    return stride_x > registers[_WINDOW_WIDTH] >> 32 or stride_y > registers[_WINDOW_HEIGHT] >> 32
 
 
 def _needs_kernel_wait(

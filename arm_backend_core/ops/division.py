@@ -23,8 +23,9 @@ aten = torch.ops.aten
 Operand = Tensor | float
 _DISCONTINUOUS: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
 _QUOTIENT_INTERVAL = intervals.elementwise(intervals.divide)
-#: Below this limit, a rounded quotient has an error of at most one, however the reciprocal is rounded.
-_EXACT_QUOTIENT_LIMIT = 2.0**21
+#: Below this quotient, the remainder is exact: the rounded quotient has an error of at most one, however the reciprocal
+#: is rounded.
+_EXACT_REMAINDER_LIMIT = 2.0**21
 #: Inverse of the quotient limit 2**40. For larger quotients, the remainder exceeds the divisor even after a second
 #: division.
 _INVERSE_QUOTIENT_LIMIT = 2.0**-40
@@ -135,7 +136,7 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     )
     dividend = FloatExpr(cx.b, cx.operand(x, cx.dtype))
     # No second division for small quotients: -1e-9 % 1 rounds to 1, and 1 % 1 would be 0.
-    result = abs(dividend).greater(abs(divisor) * _EXACT_QUOTIENT_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
+    result = abs(dividend).greater(abs(divisor) * _EXACT_REMAINDER_LIMIT).where(second_rem, FloatExpr(cx.b, rem))
     zero_or_nan = divisor.equal(0.0).where(math.nan, dividend * 0.0)
     result = result.equal(0.0).where(zero_or_nan, result)  # a zero result has the sign of the dividend
     bounded = (abs(dividend) * _INVERSE_QUOTIENT_LIMIT).greater(abs(divisor)).where(zero_or_nan, result)
@@ -177,7 +178,8 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
     def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
         """Apply ``record`` to INT32 operands whose quotient equals x / y.
 
-        x is rescaled to the scale of y. Both operands are multiplied by the largest power of two at which they fit.
+        x is rescaled to the scale of y. Both operands are multiplied by the largest power of two, at most 2**22, at
+        which both stay within ``RESCALE_SAFE_LIMIT``.
         x / 0 saturates, and its remainder is 0 (NaN in floating point).
         """
         if mode.get("rounding_mode", "floor") is None:
@@ -185,8 +187,11 @@ def _integer_rule(record: Record, *, returns_remainder: bool = False) -> Rule:
             return cast(Value, div.lower_integer(cx, x, y))
         constant = _scalar_value(y)
         if constant and isinstance(x, Tensor) and not x.is_constant:
-            floored = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
-            method = FixedPointQuotient.trunc if record is fmod or mode.get("rounding_mode") == "trunc" else floored
+            # For y < 0, divide_by_constant rounds -x / y and negates the quotient: floor(x / y) = -ceil(-x / y).
+            floor_method = FixedPointQuotient.ceil if constant < 0 else FixedPointQuotient.floor
+            method = (
+                FixedPointQuotient.trunc if record is fmod or mode.get("rounding_mode") == "trunc" else floor_method
+            )
             return divide_by_constant(cx, x, constant, method, return_remainder=returns_remainder)
         dividend, divisor = cx.to_fixed_point(x), cx.to_fixed_point(y).to_int32().with_scale(1.0)
         ratio = min(dividend.scale / cx.to_fixed_point(y).scale, (RESCALE_SAFE_LIMIT - 1) / dividend.peak)

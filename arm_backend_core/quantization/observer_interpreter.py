@@ -16,7 +16,7 @@ from arm_backend_core.quantization.observer import NonFiniteError
 
 
 class ObserverInterpreter(GraphInterpreter):
-    """Runs a sample and passes the results of nodes to their observers and watchers.
+    """Runs a sample and passes the results of nodes to their observers and other callbacks.
 
     Attributes:
         problems: errors of observers that met NaN or an infinity.
@@ -26,13 +26,13 @@ class ObserverInterpreter(GraphInterpreter):
     def __init__(
         self,
         model: GraphModule,
-        watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
+        callbacks_by_node: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
         conditions: BranchConditions,
         taken: set[Branch],
         fill_values: Mapping[Node, float] | None = None,
     ) -> None:
         super().__init__(model.graph, conditions, taken)
-        self._model, self._watchers, self._fill_values = model, watched, fill_values or {}
+        self._model, self._callbacks_by_node, self._fill_values = model, callbacks_by_node, fill_values or {}
         self.problems: list[NonFiniteError] = []
         self.finite_ranges: dict[Node, tuple[float, float]] = {}
 
@@ -42,20 +42,20 @@ class ObserverInterpreter(GraphInterpreter):
 
     def on_result(self, node: Node, value: Any) -> Any:
         """Return the value. If an observer rejects non-finite elements, record the error and replace them."""
-        watched = self._watchers.get(node, ())
+        callbacks = self._callbacks_by_node.get(node, ())
         if OBSERVED_MINIMUM in node.meta:
             value = value.clamp(min=node.meta[OBSERVED_MINIMUM])
         if node in self._fill_values:
             return torch.where(value.isfinite(), value, self._fill_values[node])
         try:
-            for observer in watched:  # range observers come first, so the first call raises
-                observer(value)
+            for callback in callbacks:  # range observers come first, so the first call raises
+                callback(value)
         except NonFiniteError as problem:
             self.problems.append(problem)
             finite = value[value.isfinite()]
             low, high = map(float, torch.aminmax(finite)) if finite.numel() else (0.0, 0.0)
             self.finite_ranges[node] = low, high
             value = value.nan_to_num(0.0, high, low)
-            for observer in watched:
-                observer(value)
+            for callback in callbacks:
+                callback(value)
         return value

@@ -51,7 +51,7 @@ class SharedTensors:
     """Tensors that several programs share.
 
     Attributes:
-        states: copies of buffers, which calibration writes, by the identity of the original.
+        states: copies of buffers, by the identity of the original. Calibration writes the copies.
         constants: quantized parameters, by observer and identity of the float parameter.
     """
 
@@ -100,7 +100,8 @@ class ObservedProgram(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples do not change.
         quantizer: annotates the program.
-        common: tensors shared by programs that continue from each other's state and share observers.
+        shared: tensors that this program shares with other methods of the model. The methods continue from each other's
+            state, and may share observers.
         algorithms: names of quantization algorithms. The constructor applies those that change the graph, the
             annotations or the observers.
 
@@ -109,7 +110,7 @@ class ObservedProgram(torch.nn.Module):
         model: the program's module; parameters and buffers are attributes.
         observers: by node for a result, by (source, reader) for an operand.
         concat_scales: scales of concatenations; its ``apply`` runs after calibration.
-        watchers: (node, callback) pairs; the callback gets each value of the node during calibration.
+        value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
         original_values: values of attributes that an algorithm replaced, by name.
         float_constants: float values of the constants that ``convert`` quantized, by the name of the quantized one.
         ranges: minimum and maximum of each quantized tensor, by the name of its quantize operator.
@@ -123,15 +124,15 @@ class ObservedProgram(torch.nn.Module):
         self,
         program: ExportedProgram,
         quantizer: Quantizer,
-        common: SharedTensors | None = None,
+        shared: SharedTensors | None = None,
         algorithms: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._program = program = functionalize_program(program)
-        self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._shared = common or SharedTensors()
-        self._specs, self.tensor_ids = unlift(self._program, self._shared.states)
-        write_states(self._program, self._specs)
+        self._fake_mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
+        self._shared = shared or SharedTensors()
+        self._input_specs, self.tensor_ids = unlift(self._program, self._shared.states)
+        write_states(self._program, self._input_specs)
         fold_constant_adds(self._program.graph_module.graph)
         events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
         fuse_log_softmax(self._program.graph_module)
@@ -141,16 +142,16 @@ class ObservedProgram(torch.nn.Module):
         quantizer.annotate(self.model)
         choose_activation_precision(self.model.graph, algorithms)
         quantizer.validate(self.model)
-        edges_or_nodes = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = _group_observers(edges_or_nodes)
-        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, edges_or_nodes, is_qat=False)
+        qspecs = prepare._get_edge_or_node_to_qspec(self.model)
+        groups = _group_observers(qspecs)
+        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, qspecs, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self._mask_bounds = MaskBounds(self.model.graph)
-        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = self._mask_bounds.watchers
+        self.value_hooks: list[tuple[Node, Callable[[Tensor], None]]] = self._mask_bounds.value_hooks
         self.concat_scales = ConcatScales(
             self, separate="concat_scales" in algorithms, int16_outputs="int16_outputs" in algorithms
         )
-        self.samples = 0
+        self.sample_count = 0
         self.last_sample = LastSample()
         self._writes_buffers = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
         self._conditions: BranchConditions = find_branch_conditions(self.model.graph)
@@ -180,8 +181,8 @@ class ObservedProgram(torch.nn.Module):
             self.last_sample = LastSample(_clone_tensors(values), states=[(state, state.clone()) for state in states])
             self.last_sample.results = self._observe(values)
         except NonFiniteError as error:
-            raise NonFiniteError(f"calibration sample {self.samples}: {error}") from None
-        self.samples += 1
+            raise NonFiniteError(f"calibration sample {self.sample_count}: {error}") from None
+        self.sample_count += 1
 
     @property
     def output_specs(self) -> list[OutputSpec]:
@@ -211,7 +212,7 @@ class ObservedProgram(torch.nn.Module):
         eliminate_dead_code(graph)
         inspect(self)
         return_states(self._program)
-        return lift(self._program, self._specs, self._mode)
+        return lift(self._program, self._input_specs, self._fake_mode)
 
     def finish_calibration(self) -> None:
         """Calibrate the branches that no sample takes, and lower mask bounds that are too high for the scores."""
@@ -227,20 +228,20 @@ class ObservedProgram(torch.nn.Module):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._conditions = {}
-        while self.samples and not sides <= self._taken_branches:
+        while self.sample_count and not sides <= self._taken_branches:
             self._observe(self.last_sample.inputs)
 
     def _observe(self, inputs: Iterable[Any]) -> list[Any]:
         """Run a sample and return its results. Observers see every tensor of the sample, and each constant once."""
-        watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
+        callbacks_by_node: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for edge_or_node, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.is_constant and observer.count):
-                watched.setdefault(edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0], {})[
+                callbacks_by_node.setdefault(edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0], {})[
                     observer
                 ] = None
-        for node, watcher in self.watchers:
-            watched.setdefault(node, {})[watcher] = None
-        run = ObserverInterpreter(self.model, watched, self._conditions, self._taken_branches)
+        for node, hook in self.value_hooks:
+            callbacks_by_node.setdefault(node, {})[hook] = None
+        run = ObserverInterpreter(self.model, callbacks_by_node, self._conditions, self._taken_branches)
         results = run.run(inputs)
         if run.problems:
             self._check_unused_nonfinite(run.problems, run.finite_ranges, results)
@@ -290,18 +291,18 @@ class ObservedProgram(torch.nn.Module):
         graph, model = self.model.graph, self.model
         meta = {name: x for name, x in node.meta.items() if name != BRANCH_SELECT}
         scale, zero_point = observer.calculate_qparams()
-        limits = (observer.quant_min, observer.quant_max, observer.dtype)
+        range_and_dtype = (observer.quant_min, observer.quant_max, observer.dtype)
         insertion_point = source.next
         while insertion_point.op == "placeholder":
             insertion_point = insertion_point.next
         with graph.inserting_before(insertion_point):
             if is_per_channel(observer.qscheme):
                 quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
-                qparams: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
+                qparams: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *range_and_dtype)
                 parameters = (*(add_buffer_node(model, f"{node.name}_{i}", qparams[i]) for i in range(2)), *qparams[2:])
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
-                qparams = parameters = (float(scale), int(zero_point), *limits)
+                qparams = parameters = (float(scale), int(zero_point), *range_and_dtype)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
                 constants, key = self._shared.constants, (observer, tensor_identity(tensor))
@@ -313,7 +314,7 @@ class ObservedProgram(torch.nn.Module):
                 ).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
-                integers.meta = {**meta, "val": make_fake(self._mode, meta["val"], observer.dtype)}
+                integers.meta = {**meta, "val": make_fake(self._fake_mode, meta["val"], observer.dtype)}
                 if isinstance(observer, RangeObserver):
                     self.ranges[integers.name] = observer.extremes
             result = graph.call_function(dequantize, (integers, *parameters))
@@ -337,7 +338,7 @@ def _are_close(results: Iterable[Any], others: Iterable[Any]) -> bool:
 _SPEC_FIELDS = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
 
 
-def _group_observers(edges_or_nodes: dict[Any, Any]) -> dict[Any, int]:
+def _group_observers(qspecs: dict[Any, Any]) -> dict[Any, int]:
     """Assign each observed node and edge the number of its observer, as torchao does, with fewer comparisons.
 
     torchao compares each reader of a tensor with every other reader, so only the first reader of each spec is passed to
@@ -345,8 +346,8 @@ def _group_observers(edges_or_nodes: dict[Any, Any]) -> dict[Any, int]:
     """
     first: dict[Any, Any] = {}
     duplicates: dict[Any, Any] = {}
-    shared_sources = {spec.edge_or_node for spec in edges_or_nodes.values() if isinstance(spec, SharedQuantizationSpec)}
-    for edge_or_node, spec in edges_or_nodes.items():
+    shared_sources = {spec.edge_or_node for spec in qspecs.values() if isinstance(spec, SharedQuantizationSpec)}
+    for edge_or_node, spec in qspecs.items():
         is_separate = (
             isinstance(edge_or_node, Node) or edge_or_node in shared_sources or isinstance(spec, SharedQuantizationSpec)
         )
@@ -355,26 +356,26 @@ def _group_observers(edges_or_nodes: dict[Any, Any]) -> dict[Any, int]:
             if first.setdefault(key, edge_or_node) != edge_or_node:
                 duplicates[edge_or_node] = first[key]
     limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(limit + 2 * len(edges_or_nodes))
+    sys.setrecursionlimit(limit + 2 * len(qspecs))
     try:
-        unique = {edge_or_node: spec for edge_or_node, spec in edges_or_nodes.items() if edge_or_node not in duplicates}
+        unique = {edge_or_node: spec for edge_or_node, spec in qspecs.items() if edge_or_node not in duplicates}
         groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(unique)
     finally:
         sys.setrecursionlimit(limit)
-    return {edge_or_node: groups[duplicates.get(edge_or_node, edge_or_node)] for edge_or_node in edges_or_nodes}
+    return {edge_or_node: groups[duplicates.get(edge_or_node, edge_or_node)] for edge_or_node in qspecs}
 
 
 def _quantize_constant(quantize: Any, tensor: Tensor, qparams: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     """Quantize a constant in chunks. Without chunks, temporaries take three times the memory of its float values."""
     if tensor.numel() <= CHUNK_ELEMENTS:
         return cast(Tensor, quantize(tensor, *qparams))
-    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), qparams
+    result, (scale, zero_point, *rest) = torch.empty_like(tensor, dtype=dtype), qparams
     is_per_channel = isinstance(scale, Tensor)
-    axis = limits[0] if is_per_channel else 0
+    axis = rest[0] if is_per_channel else 0
     chunk_rows = max(1, CHUNK_ELEMENTS * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], chunk_rows):
         chunk = slice(start, start + chunk_rows)
         chunk_qparams = (scale[chunk], zero_point[chunk]) if is_per_channel else (scale, zero_point)
         rows = tensor.narrow(axis, start, min(chunk_rows, tensor.shape[axis] - start))
-        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *chunk_qparams, *limits))
+        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *chunk_qparams, *rest))
     return result

@@ -13,11 +13,11 @@ _SAVE_CALL = "torch.export.save(torch.export.export(model.eval(), example_inputs
 _FORMATS = {
     ".onnx": f"an ONNX model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
     ".tflite": f"a LiteRT model; start from the PyTorch model that it was converted from: {_SAVE_CALL}",
-    ".safetensors": f"weights alone; build the model, load them into it, then {_SAVE_CALL}",
+    ".safetensors": f"weights alone; build the model, load them into it, then call {_SAVE_CALL}",
     ".pte": f"an already compiled program (see arm-recipes run, inspect); compile from PyTorch: {_SAVE_CALL}",
-    ".py": f"Python source; in it, or in a notebook, {_SAVE_CALL}",
+    ".py": f"Python source; call this in it, or in a notebook: {_SAVE_CALL}",
 }
-#: Maximum number of pickle opcodes to read. It reaches the first class of a pickled module or dict.
+#: Maximum number of pickle opcodes to read: enough to find the first class of a pickled module or dict.
 _MAX_OPCODES = 64
 
 
@@ -42,16 +42,17 @@ def describe_file(path: Path) -> str | None:
         return None
     if first_class == "collections OrderedDict" or not first_class or first_class.startswith("torch._utils"):
         return (
-            f"weights alone (a state dict); build the model, model.load_state_dict(torch.load(...)), then {_SAVE_CALL}"
+            "weights alone (a state dict); build the model, call model.load_state_dict(torch.load(...)), "
+            f"then call {_SAVE_CALL}"
         )
     return (
         f"a pickled object of the class {first_class.replace(' ', '.')} (torch.save); where its class can be imported, "
-        f"model = torch.load(..., weights_only=False), then {_SAVE_CALL}"
+        f"run model = torch.load(..., weights_only=False), then call {_SAVE_CALL}"
     )
 
 
 def _pickled_classes(pickle: bytes) -> Iterator[str]:
-    """Yield the classes that a pickle names, in order, as "module name"."""
+    """Yield the classes that a pickle names, in order, each as "module class", separated by a space."""
     strings: list[str] = []
     for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
         if count > _MAX_OPCODES:

@@ -283,7 +283,7 @@ class FastQuantizeStage(QuantizeStage):
         )
 
         with model.last_sample.preserve_states():  # the next method starts from these buffers
-            self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.samples else {}
+            self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.sample_count else {}
             if not sqnr:
                 self._reject_min_sqnr(method)
             elif min(sqnr.values()) < max(self._min_sqnr, MIN_SQNR_DB):

@@ -84,7 +84,7 @@ class BiasCorrection:
                 self._layers.append((uses, mean))
                 for use in uses:
                     sources = dict.fromkeys(_operand(node, 0) for node in use.nodes)
-                    use.model.watchers += [(source, mean) for source in sources]
+                    use.model.value_hooks += [(source, mean) for source in sources]
 
     def apply(self) -> None:
         """Correct the biases, after the samples and before the models are quantized."""

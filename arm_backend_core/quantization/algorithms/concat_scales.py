@@ -35,7 +35,7 @@ class ObservedModel(Protocol):
 
     model: GraphModule
     observers: dict[Any, Any]
-    watchers: list[tuple[Node, Callable[[Tensor], Any]]]
+    value_hooks: list[tuple[Node, Callable[[Tensor], Any]]]
 
     @property
     def graph(self) -> Graph:
@@ -138,7 +138,7 @@ class ConcatScales:
             pairs.setdefault(key, []).append((members_by_root[shared_scales[source]][0], concat))
         ordered = sorted(pairs.values(), key=lambda group: group[0][1] in returned)
         self._groups.append(_Group(common, edges_or_nodes, ordered, returned))
-        self._model.watchers += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
+        self._model.value_hooks += [(node, common) for node in dict.fromkeys(map(_source, edges_or_nodes))]
 
     def apply(self, earlier: Sequence[bool] | None = None) -> list[bool]:
         """After calibration, merge operands with the concatenation where their scales are similar.

@@ -50,7 +50,7 @@ class Gptq:
                 moments = _Moments(axis=1 - weight.meta["val"].dim())
                 self._moments[weight] = nodes, moments
                 sources: Any = dict.fromkeys(node.args[0] for node in nodes)
-                model.watchers += [(source, moments) for source in sources]
+                model.value_hooks += [(source, moments) for source in sources]
 
     def apply(self) -> None:
         """Round the weights; runs after calibration and before bias correction."""

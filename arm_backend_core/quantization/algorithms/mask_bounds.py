@@ -26,51 +26,51 @@ from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 from arm_backend_core.quantization.observer import RangeObserver
 
 aten = torch.ops.aten
-Span = tuple[float, float]
+Range = tuple[float, float]
 
 #: The exponential of a score this far below another score rounds to 0 (``fixed_point.softmax.EXP_RANGE_NEPERS``).
 _NEGLIGIBLE_DISTANCE = 12.0
 #: Factor of the span, for scores beyond the calibration range.
 _HEADROOM = 1.25
-#: Maximum number of copies of a bound that an observer sees: many, so that it does not clip them as outliers.
+#: Observers get a bound as a tensor of equal elements: at most this many, but enough not to be clipped as outliers.
 _MAX_OBSERVED_BOUNDS = 1 << 14
 
 
-class _ScoreRange:
-    """Range of the values of a tensor within bounds; called with the tensor during calibration."""
+class _ScoreRangeRecorder:
+    """Records the range of a tensor's finite values, without masked values. Calibration calls it with the tensor."""
 
     def __init__(self, bound: float) -> None:
-        self._bound, self.span = bound, (0.0, 0.0)
+        self._bound, self.score_range = bound, (0.0, 0.0)
 
     def __call__(self, x: Tensor) -> None:
         """Extend the range by the values of a sample."""
         scores = x[(x > self._bound if self._bound < 0 else x < self._bound) & x.isfinite()]
         if scores.numel():
             low, high = map(float, torch.aminmax(scores))
-            self.span = min(self.span[0], low), max(self.span[1], high)
+            self.score_range = min(self.score_range[0], low), max(self.score_range[1], high)
 
 
 class MaskBounds:
     """The masks before the exponentials of a graph that ``bound_masks`` has edited.
 
     Attributes:
-        watchers: (node, callback) pairs for calibration.
+        value_hooks: (node, callback) pairs; calibration calls the callback with each value of the node.
     """
 
     def __init__(self, graph: Graph) -> None:
         calls = (node for target in EXPONENTIAL_OPS for node in graph.find_nodes(op="call_function", target=target))
         self._exponentials = [node for node in calls if _is_masked(node.args[0])]
-        self._ranges: dict[Node, _ScoreRange] = {}
+        self._recorders: dict[Node, _ScoreRangeRecorder] = {}
         for exponential in self._exponentials:
-            self._record_ranges(exponential.args[0])
-        self._spans: dict[Node, Span] = {}
-        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = list(self._ranges.items())
+            self._add_recorders(exponential.args[0])
+        self._ranges: dict[Node, Range] = {}
+        self.value_hooks: list[tuple[Node, Callable[[Tensor], None]]] = list(self._recorders.items())
 
     def apply(self, observers: Mapping[Any, Any]) -> None:
-        """Lower the bounds that are too high, in the graph and in the observers of the tensors that hold a mask."""
+        """Lower the bounds that are too high, and extend the observed ranges of the tensors that hold a mask."""
         ratios: dict[Node, float] = {}
         for exponential in self._exponentials:
-            low, high = self._span(exponential.args[0])
+            low, high = self._score_range(exponential.args[0])
             if high - low > -QUANTIZABLE_LOWEST - _NEGLIGIBLE_DISTANCE:
                 ratio = math.ceil(_HEADROOM * (high - low) + _NEGLIGIBLE_DISTANCE) / -QUANTIZABLE_LOWEST
                 for _, node in _masked_edges(exponential):
@@ -87,40 +87,46 @@ class MaskBounds:
                 node.update_arg(index, bound * ratios[node])
         self._exponentials = []
 
-    def _record_ranges(self, x: Any) -> None:
-        """Record the ranges that ``_span`` reads: those of clamped masks and of tensors without a mask."""
-        if not isinstance(x, Node) or x in self._ranges:
+    def _add_recorders(self, x: Any) -> None:
+        """Add recorders to the tensors whose ranges ``_score_range`` combines.
+
+        These tensors are clamped masks, and tensors without a mask.
+        """
+        if not isinstance(x, Node) or x in self._recorders:
             return
         if not _is_masked(x) or _is_clamped(x):
-            self._ranges[x] = _ScoreRange(x.meta[MASKED_VALUE] if _is_clamped(x) else -math.inf)
+            self._recorders[x] = _ScoreRangeRecorder(x.meta[MASKED_VALUE] if _is_clamped(x) else -math.inf)
             return
         for operand in _value_operands(x):
-            self._record_ranges(operand)
+            self._add_recorders(operand)
 
-    def _span(self, x: Any) -> Span:
+    def _score_range(self, x: Any) -> Range:
         """Range of ``x`` without masked values, extended to 0."""
         if not isinstance(x, Node):
             return min(float(x), 0.0), max(float(x), 0.0)
-        if x in self._ranges:
-            return self._ranges[x].span
-        if x not in self._spans:
-            self._spans[x] = self._combine_spans(x)
-        return self._spans[x]
+        if x in self._recorders:
+            return self._recorders[x].score_range
+        if x not in self._ranges:
+            self._ranges[x] = self._combine_ranges(x)
+        return self._ranges[x]
 
-    def _combine_spans(self, x: Node) -> Span:
-        spans = [self._span(operand) for operand in _value_operands(x)]
+    def _combine_ranges(self, x: Node) -> Range:
+        ranges = [self._score_range(operand) for operand in _value_operands(x)]
         if x.target is aten.sub.Tensor:
-            spans[1] = -spans[1][1], -spans[1][0]
+            ranges[1] = -ranges[1][1], -ranges[1][0]
         if x.target in (aten.add.Tensor, aten.sub.Tensor):
-            return sum(low for low, _ in spans), sum(high for _, high in spans)
-        scaled = _mask_scale(x)
-        return min(low for low, _ in spans) * scaled, max(high for _, high in spans) * scaled
+            return sum(low for low, _ in ranges), sum(high for _, high in ranges)
+        factor = _mask_scale(x)
+        return min(low for low, _ in ranges) * factor, max(high for _, high in ranges) * factor
 
     def _extend_observed_range(self, reader: Node, node: Node, ratio: float, observers: Mapping[Any, Any]) -> None:
-        """Extend the ranges of a tensor that holds a mask to its lower bound, plus the lowest score."""
+        """Extend the observed ranges of a tensor that holds a mask to its new minimum.
+
+        The new minimum is the lowered bound. If scores are added to the mask, the lowest score is added to the bound.
+        """
         value = node.meta.get(MASKED_VALUE, QUANTIZABLE_LOWEST) * ratio
         if MASKED_VALUE in node.meta and not _is_clamped(node):
-            value += self._span(node)[0]
+            value += self._score_range(node)[0]
         for observer in {observers.get(node), observers.get((node, reader))}:
             if isinstance(observer, RangeObserver):
                 observer(torch.full((max(1, min(observer.count, _MAX_OBSERVED_BOUNDS)),), value))
@@ -136,7 +142,7 @@ def _is_clamped(x: Node) -> bool:
 
 
 def _value_operands(x: Node) -> list[Any]:
-    """The operands whose values appear in ``x``, without a number that is the bound."""
+    """Return the operands whose values appear in ``x``, except an operand that is the bound of a mask."""
     bound = x.meta.get(MASK_BOUND)
     is_difference = x.target is aten.sub.Tensor
     positions = (0, 1) if is_difference else VALUE_OPERANDS.get(x.target, ())  # type: ignore[call-overload]

@@ -98,7 +98,7 @@ class FakeQuantProgram:
         ]
         targets = {
             attribute_nodes[name]: str(spec.target)
-            for name, spec in self.observed._specs.items()
+            for name, spec in self.observed._input_specs.items()
             if name in attribute_nodes
         }
         writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)

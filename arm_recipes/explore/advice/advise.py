@@ -100,7 +100,7 @@ def _candidate_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
         yield {"optimise": "size"}
 
 
-#: Vela's name of the memory for constants -> its name in notes. Vela's on-chip flash is SRAM in these configurations.
+#: Memory that holds the constants: Vela's name -> name in notes. Vela says ``OnChipFlash`` for constants in SRAM.
 _CONSTANT_MEMORY_NAMES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 
 
@@ -131,7 +131,7 @@ class _ChangeEvaluator:
         change = ", ".join(f"{name}={value!r}" for name, value in changed.items())
         self._compile_and_record(change, spec, self._delegates, _memory_requirements(current, spec))
 
-    def try_per_tensor_weights(self, program: ExportedProgram, suffix: str, *, is_only_method: bool) -> None:
+    def try_per_tensor_weights(self, program: ExportedProgram, method_suffix: str, *, is_only_method: bool) -> None:
         """Compile the program with one scale for each weight tensor (``per_channel=False``)."""
         from arm_recipes.explore.advice.weights import use_per_tensor_scales
 
@@ -139,7 +139,7 @@ class _ChangeEvaluator:
         if changed is None:
             return
         if not is_only_method:
-            self.notes.append(f"per_channel=False{suffix}: the program has several methods that share weights")
+            self.notes.append(f"per_channel=False{method_suffix}: the program has several methods that share weights")
             return
         lowered = lower_program(changed, self._spec.target, self._loops)
         if isinstance(lowered, str):
@@ -152,8 +152,8 @@ class _ChangeEvaluator:
             "less accurate: check with compare",
         )
 
-    def _compile_and_record(self, change: str, spec: EthosUCompileSpec, inputs: _LoweredDelegates, note: str) -> None:
-        _, estimates = compile_delegates(0, spec, inputs[0], *inputs[1])
+    def _compile_and_record(self, change: str, spec: EthosUCompileSpec, lowered: _LoweredDelegates, note: str) -> None:
+        _, estimates = compile_delegates(0, spec, lowered[0], *lowered[1])
         if isinstance(estimates, str):
             self.notes.append(f"{change}: {estimates.partition(chr(10))[0]}")
         else:
@@ -173,7 +173,9 @@ def _memory_requirements(current: EthosUCompileSpec, changed: EthosUCompileSpec)
         _CONSTANT_MEMORY_NAMES.get(spec.configuration.const_memory, "other memory") for spec in (current, changed)
     )
     if before != after:
-        requirements.append(f"constants in {after}{' (plus working memory)' * (after == 'SRAM')}, not in {before}")
+        requirements.append(
+            f"constants in {after}{', beside the working memory' * (after == 'SRAM')}, instead of {before}"
+        )
     if changed.configuration.arena_on_second_port and not current.configuration.arena_on_second_port:
         requirements.append("working memory in DRAM, with SRAM as cache")
     return "; ".join(requirements)
