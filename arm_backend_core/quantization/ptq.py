@@ -83,14 +83,6 @@ class LastSample:
             state.copy_(before)
         return _clone_tensors(self.inputs)
 
-    @contextmanager
-    def preserve_states(self) -> Iterator[None]:
-        """Restore the current values of the buffers when the block ends."""
-        now = [(state, state.clone()) for state, _ in self.states]
-        yield
-        for state, value in now:
-            state.copy_(value)
-
 
 class ObservedProgram(torch.nn.Module):
     """A program with observers: it collects statistics while calibration samples run, and is then quantized.
@@ -182,6 +174,14 @@ class ObservedProgram(torch.nn.Module):
         except NonFiniteError as error:
             raise NonFiniteError(f"calibration sample {self.samples}: {error}") from None
         self.samples += 1
+
+    @contextmanager
+    def preserve_states(self) -> Iterator[None]:
+        """Restore the buffers of all programs when the block ends."""
+        before = [(state, state.clone()) for state in self._shared.states.values()]
+        yield
+        for state, value in before:
+            state.copy_(value)
 
     @property
     def output_specs(self) -> list[OutputSpec]:
