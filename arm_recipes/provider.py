@@ -71,6 +71,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
 
     from arm_backend_core import partitioner
     from arm_backend_core import quantization as quantizers
+    from arm_backend_core.aten.input_scales import quantize_inputs_once
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.recipe.observers import OBSERVERS
     from arm_recipes.stages.block_scaled import mx_recipe
@@ -89,6 +90,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
         edge_manager.lower_integer_remainder,
         edge_manager.remove_redundant_copies,
     ]
+    transforms: list[Any] = []
     if precision != "FP":
         quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
         default = precisions.default_precision(recipe_type.name, per_channel=checked["per_channel"])
@@ -100,6 +102,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
             quantizer, checked["calibration_samples"], algorithms, checked["qat"], checked["min_sqnr"]
         )
         if checked["quantized_io"]:
+            transforms.append(quantize_inputs_once)
             passes.append(edge_manager.remove_io_casts)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
@@ -117,6 +120,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
         recipe_type,
         kwargs,
         quantization_recipe=quantization,
+        aten_transform_passes=transforms or None,
         lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
