@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
+from torch.export.graph_signature import InputKind, OutputSpec
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
@@ -98,6 +98,7 @@ class ObservedProgram(torch.nn.Module):
 
     Attributes:
         tensor_ids: identity of the tensor behind each node of a parameter, buffer or constant.
+        has_parameters: whether an operator reads a parameter.
         model: the program's module; parameters and buffers are attributes.
         observers: by node for a result, by (source, reader) for an operand.
         concat_scales: scales of concatenations; its ``apply`` runs after calibration.
@@ -123,6 +124,9 @@ class ObservedProgram(torch.nn.Module):
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._shared = common or SharedTensors()
         self._specs, self.tensor_ids = unlift(self._program, self._shared.states)
+        self.has_parameters = any(
+            node.users and self._specs[str(node.target)].kind is InputKind.PARAMETER for node in self.tensor_ids
+        )
         write_states(self._program, self._specs)
         fold_constant_adds(self._program.graph_module.graph)
         events.current().add_notes_once(bound_mask_fill(self._program.graph_module))

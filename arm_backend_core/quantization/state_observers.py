@@ -8,7 +8,6 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import is_float, is_state
@@ -48,6 +47,11 @@ class _StateUse:
             value = value.all_input_nodes[0]
         return value is not self.state
 
+    @property
+    def rank(self) -> int:
+        """0 if a method with parameters changes the buffer, 1 if another changes it, 2 if the method only reads it."""
+        return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
+
     def set_observer(self, observer: Any) -> None:
         """Observe the buffer and its new value by ``observer``."""
         self.model.observers[self.state] = self.model.observers[self.value, self.write] = observer
@@ -56,8 +60,8 @@ class _StateUse:
 def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
     """Give each buffer that methods write one type in all of them, and one observer for all its values.
 
-    The widest type among the methods that change the buffer applies: if one method holds it as int16, all do. A method
-    that has no operator which would decide (it writes an input or a constant, or only reads) follows the others.
+    The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
+    those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
     Observers of one type that remain are merged later, with those of their readers (``share_observers``).
     """
     uses: dict[TensorIdentity, list[_StateUse]] = {}
@@ -76,12 +80,12 @@ class StateProbe:
     that clears it almost only zeros.
 
     Args:
-        methods: by name, each with its captured program and its samples.
+        methods: by name, each with its samples.
     """
 
-    def __init__(self, methods: Mapping[str, tuple[ObservedProgram, ExportedProgram, Iterable[Any]]]) -> None:
-        self._ranks = {name: _access_rank(model, program) for name, (model, program, _) in methods.items()}
-        self._methods = {name: (model, cycle(samples)) for name, (model, _, samples) in methods.items()}
+    def __init__(self, methods: Mapping[str, tuple[ObservedProgram, Iterable[Any]]]) -> None:
+        self._ranks = {name: _access_rank(model) for name, (model, _) in methods.items()}
+        self._methods = {name: (model, cycle(samples)) for name, (model, samples) in methods.items()}
 
     def run(self, method: str) -> None:
         """Run the next sample of each method that has less influence on the state than ``method``."""
@@ -92,16 +96,13 @@ class StateProbe:
                     model(*sample, **getattr(sample, "keywords", {}))
 
 
-def _access_rank(model: ObservedProgram, program: ExportedProgram) -> int:
+def _access_rank(model: ObservedProgram) -> int:
     """Rank of a method by its influence on state.
 
     Returns:
-        0 if it has parameters or no state, 1 if it changes state without parameters (a reset), 2 if it only reads.
+        The lowest rank of its uses of buffers; 0 without a use.
     """
-    parameters, uses = program.graph_signature.inputs_to_parameters, _uses_of_state(model)
-    if not uses or any(node.name in parameters and node.users for node in program.graph.find_nodes(op="placeholder")):
-        return 0
-    return 1 if any(use.changes_value for use in uses) else 2
+    return min((use.rank for use in _uses_of_state(model)), default=0)
 
 
 def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
@@ -114,9 +115,10 @@ def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
 def _unify(uses: Sequence[_StateUse]) -> None:
     """Give the uses of one buffer a common observer, if any of them is quantized."""
     observed = [use for use in uses if use.observer is not None]
-    deciding = [use.observer for use in observed if use.changes_value] or [use.observer for use in observed]
-    if not deciding:
+    if not observed:
         return
+    rank = min(use.rank for use in observed)
+    deciding = [use.observer for use in observed if use.rank == rank]
     widest = max(deciding, key=lambda observer: int(observer.quant_max)).dtype
     candidates = [observer for observer in deciding if observer.dtype is widest]
     common = next((one for one in candidates if isinstance(one, RangeObserver)), None)

@@ -256,7 +256,7 @@ class FastQuantizeStage(QuantizeStage):
         if len(observed) > 1:
             share_observers(observed, models)
         corrections = [] if trained else _corrections(list(observed.values()), algorithms)
-        probe = StateProbe({method: (observed[method], captured[method], examples[method]) for method in observed})
+        probe = StateProbe({method: (model, examples[method]) for method, model in observed.items()})
         for method, model in observed.items():
             self.calibrate(method, model, examples[method], partial(probe.run, method) if not alone else None)
         for model in observed.values() if not trained else ():

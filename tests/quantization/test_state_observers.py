@@ -71,9 +71,11 @@ def _state_observers(model: ObservedProgram) -> list[Any]:
         (("tanh", "average"), torch.int16),
         (("average", "set", "own"), torch.int16),
         (("own", "tanh"), torch.int8),
+        (("clear", "network"), torch.int8),
+        (("clear", "set"), torch.int16),
     ],
 )
-def test_the_widest_type_applies_to_all_methods(how: tuple[str, ...], dtype: torch.dtype) -> None:
+def test_all_methods_have_the_type_of_those_that_decide(how: tuple[str, ...], dtype: torch.dtype) -> None:
     observers = [observer for model, _ in _observe(*how).values() for observer in _state_observers(model)]
     assert {observer.dtype for observer in observers} == {dtype}
     assert len({id(observer) for observer in observers}) == 1
@@ -92,7 +94,7 @@ def test_a_fixed_range_yields_to_values_beyond_it(largest: float, fixed: bool) -
 
 def test_the_probe_runs_methods_with_less_influence_and_restores_the_state() -> None:
     methods = _observe("network", "clear", "own")
-    probe = StateProbe({name: (*parts, [(torch.ones(4),)]) for name, parts in methods.items()})
+    probe = StateProbe({name: (model, [(torch.ones(4),)]) for name, (model, _) in methods.items()})
     model, _ = methods["network"]
     model(torch.ones(4))
     (state,) = model._shared.states.values()
