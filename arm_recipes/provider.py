@@ -73,6 +73,7 @@ def _assemble_recipe(
 
     from arm_backend_core import partitioner
     from arm_backend_core import quantization as quantizers
+    from arm_backend_core.aten.input_scales import quantize_inputs_once
     from arm_recipes.pipeline.budgets import CheckBudgets
     from arm_recipes.recipe.observers import OBSERVERS
     from arm_recipes.stages.block_scaled import mx_recipe
@@ -91,6 +92,7 @@ def _assemble_recipe(
         edge_manager.lower_integer_remainder,
         edge_manager.remove_redundant_copies,
     ]
+    transforms: list[Any] = []
     if precision != "FP":
         quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
         default = precisions.default_precision(recipe_type.name, per_channel=values["per_channel"])
@@ -102,6 +104,7 @@ def _assemble_recipe(
             quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]
         )
         if values["quantized_io"]:
+            transforms.append(quantize_inputs_once)
             passes.append(edge_manager.remove_io_casts)
         # VGF runtimes and the Direct Drive runtime on Linux use ExecuTorch's quantize kernels, which the partitioner
         # loads. Firmware uses the cortex_m kernels.
@@ -121,6 +124,7 @@ def _assemble_recipe(
         recipe_type,
         user_options,
         quantization_recipe=quantization,
+        aten_transform_passes=transforms or None,
         lowering_recipe=lowering_recipe(delegate_partitioner, passes),
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),

@@ -67,11 +67,11 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
 
 
 def _is_final_write(node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``node`` copies a value into an attribute that no later node reads."""
-    attribute = node.args[0]
-    if node.target is not aten.copy_.default or not isinstance(attribute, Node):
+    """Whether ``node`` writes an attribute's final value of this call, or an attribute's own value."""
+    attribute, value = node.args[:2] if node.target is aten.copy_.default else (None, None)
+    if not isinstance(attribute, Node) or attribute.op != "get_attr":
         return False
-    return attribute.op == "get_attr" and all(order[user] <= order[node] for user in attribute.users)
+    return value is attribute or all(order[user] <= order[node] for user in attribute.users)
 
 
 def functionalize_program(program: ExportedProgram) -> ExportedProgram:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -18,6 +18,8 @@ aten = torch.ops.aten
 
 #: Assumed interval of mutated int64 buffers (counters of steps, positions).
 _COUNTER_INTERVAL = (-(1 << 30), 1 << 30)
+#: Operators whose result is filled with their second argument.
+_FILLS = (aten.fill.Scalar, aten.full.default, aten.full_like.default)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
@@ -39,10 +41,16 @@ def keep_state_quantized(program: ExportedProgram) -> None:
             _set_output(output, index, _store_counter_as_int32(program, str(spec.target), buffer, value))
         elif is_dequantize(value) and all(_has_same_qparams(reader, value) for reader in readers):
             _store_integers(program, str(spec.target), buffer, readers, value)
-            _set_output(output, index, value.args[0])
+            _set_output(output, index, _fill_with_integers(buffer, value.args[0]))
+    writes = [
+        (placeholders[buffers[str(spec.target)]], value)
+        for spec, value in zip(signature.output_specs, output.args[0], strict=True)
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    ]
+    only_reads = all(buffer is value for buffer, value in writes)
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
-        if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
+        if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder" and not only_reads:
             # ExecuTorch writes buffers in sequence: without the copy, this may read another buffer's new value.
             with graph.inserting_before(output):
                 copy = graph.call_function(aten.clone.default, (value,))
@@ -50,6 +58,20 @@ def keep_state_quantized(program: ExportedProgram) -> None:
             _set_output(output, index, copy)
         if isinstance(spec.arg, TensorArgument):
             spec.arg = TensorArgument(output.args[0][index].name)
+
+
+def _fill_with_integers(buffer: Node, value: Node) -> Node:
+    """Replace the quantization of a tensor that is filled with a number by the buffer, filled with an integer.
+
+    The tensor would take memory in float32, or in the program as a constant.
+    """
+    filled = value.args[0] if is_quantize(value) else None
+    if not isinstance(filled, Node) or filled.target not in (aten.zero.default, *_FILLS):
+        return value
+    number = torch.tensor([0 if filled.target is aten.zero.default else filled.args[1]], dtype=torch.float32)
+    integer = int(cast(Any, value.target)(number, *value.args[1:]))
+    with value.graph.inserting_before(value):
+        return insert_call(value, aten.fill.Scalar, buffer, integer)
 
 
 def _set_output(output: Node, index: int, value: Any) -> None:

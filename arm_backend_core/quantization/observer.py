@@ -145,6 +145,27 @@ class RangeObserver(ObserverBase):
         ).astype(np.float32)
 
 
+class FixedRangeObserver(RangeObserver):
+    """Parameters of a result with a fixed range (``tanh``), unless other values of the tensor lie beyond that range.
+
+    Args:
+        fixed: observer with the fixed parameters.
+    """
+
+    def __init__(self, fixed: Any) -> None:
+        scheme = torch.per_tensor_symmetric if fixed.dtype is torch.int16 else torch.per_tensor_affine
+        super().__init__(fixed.dtype, qscheme=scheme, quant_min=fixed.quant_min, quant_max=fixed.quant_max)
+        self._fixed = fixed
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Return the fixed parameters if they cover all observed values within a step, else those of the values."""
+        scale, zero_point = self._fixed.calculate_qparams()
+        low, high = (float(scale) * (end - int(zero_point)) for end in (self.quant_min - 1, self.quant_max + 1))
+        if not self.count or (low <= self.extremes[0] and self.extremes[1] <= high):
+            return scale, zero_point
+        return super().calculate_qparams()
+
+
 class HeadroomObserver(RangeObserver):
     """Range of twice the minimum and maximum, for int16: one bit of headroom for values beyond the calibration range.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputSpec
+from torch.export.graph_signature import InputKind, OutputSpec
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
@@ -83,14 +83,6 @@ class LastSample:
             state.copy_(before)
         return _clone_tensors(self.inputs)
 
-    @contextmanager
-    def preserve_states(self) -> Iterator[None]:
-        """Restore the current values of the buffers when the block ends."""
-        now = [(state, state.clone()) for state, _ in self.states]
-        yield
-        for state, value in now:
-            state.copy_(value)
-
 
 class ObservedProgram(torch.nn.Module):
     """A program with observers: it collects statistics while calibration samples run, and is then quantized.
@@ -107,6 +99,7 @@ class ObservedProgram(torch.nn.Module):
 
     Attributes:
         tensor_ids: identity of the tensor behind each node of a parameter, buffer or constant.
+        has_parameters: whether an operator reads a parameter.
         model: the program's module; parameters and buffers are attributes.
         observers: by node for a result, by (source, reader) for an operand.
         concat_scales: scales of concatenations; its ``apply`` runs after calibration.
@@ -132,6 +125,9 @@ class ObservedProgram(torch.nn.Module):
         self._fake_mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._shared = shared or SharedTensors()
         self._input_specs, self.tensor_ids = unlift(self._program, self._shared.states)
+        self.has_parameters = any(
+            node.users and self._input_specs[str(node.target)].kind is InputKind.PARAMETER for node in self.tensor_ids
+        )
         write_states(self._program, self._input_specs)
         fold_constant_adds(self._program.graph_module.graph)
         events.current().add_notes_once(bound_mask_fill(self._program.graph_module))
@@ -183,6 +179,14 @@ class ObservedProgram(torch.nn.Module):
         except NonFiniteError as error:
             raise NonFiniteError(f"calibration sample {self.sample_count}: {error}") from None
         self.sample_count += 1
+
+    @contextmanager
+    def preserve_states(self) -> Iterator[None]:
+        """Restore the buffers of all programs when the block ends."""
+        before = [(state, state.clone()) for state in self._shared.states.values()]
+        yield
+        for state, value in before:
+            state.copy_(value)
 
     @property
     def output_specs(self) -> list[OutputSpec]:

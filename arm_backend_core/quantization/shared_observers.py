@@ -23,7 +23,9 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
     sequence of operators in every method that uses it.
     """
     from arm_backend_core.quantization.graph_observers import connect_observers, merge_observers
+    from arm_backend_core.quantization.state_observers import unify_state_observers
 
+    unify_state_observers(observed.values())
     modules = {method: _modules_by_path(models[method]) for method in observed}
     sequences = {method: _operator_sequences(model, modules[method]) for method, model in observed.items()}
     places: dict[Node, Hashable] = {}

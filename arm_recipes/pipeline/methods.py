@@ -1,7 +1,8 @@
 """Shared state of methods: mutable buffers that several methods of a program write.
 
-Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), under any name.
-``stages.capture.shared_memory`` rejects other views of that memory, and methods that only read the buffer.
+Methods share a buffer if their tensors are the same view of the same memory (``tensor_identity``), whatever its name in
+each module. Other views are refused; a method that only reads the buffer writes its own value
+(``stages.capture.shared_memory``). Quantization gives it one type and scale in all methods.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
     """After lowering, check that shared buffers have the same dtype and initial value in all methods.
 
     Raises:
-        ExportError: dtypes or values differ, because the methods quantize the buffer differently.
+        ExportError: dtypes or values differ, because the methods were quantized separately.
     """
     first_uses: dict[str, tuple[str, torch.Tensor]] = {}
     for method, program in programs.items():
@@ -101,9 +102,9 @@ def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
             if tensor.dtype is not first.dtype or not tensor.equal(first):
                 raise ExportError(
                     f"the buffer '{name}' is {_dtype_name(first)} in method '{other}' and {_dtype_name(tensor)} in "
-                    f"method '{method}', so they cannot share it: a buffer is int16 if its new value is an elementwise "
-                    "function of the old one, and keeps its type if the new value is an input or a constant. Compute "
-                    "the new value from the old one in both methods (state * 0 + value), or use separate buffers"
+                    f"method '{method}', so they cannot share it: the methods were quantized separately. Pass the "
+                    "floating-point models of all methods to one export, with a recipe whose only quantizer is of this "
+                    "package; or use separate buffers"
                 )
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
+from arm_backend_core.program import mutated_buffers
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.runtime.tensor_info import TensorInfo
 
@@ -17,7 +18,7 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
     """Check that an ExecuTorch program can return the model's outputs.
 
     Raises:
-        ExportError: an output is a string, or no output is a tensor.
+        ExportError: an output is a string, or no output is a tensor and the program writes no buffer.
     """
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     for index, value in enumerate(outputs):
@@ -26,7 +27,7 @@ def check_outputs(method: str, program: ExportedProgram) -> None:
                 f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
                 "remove it, or export it as constant_methods={'name': value}"
             )
-    if not any(isinstance(value, TensorArgument) for value in outputs):
+    if not any(isinstance(value, TensorArgument) for value in outputs) and not mutated_buffers(program):
         raise ExportError(f"'{method}' returns no tensor, so there is nothing to compile; return at least one tensor")
 
 

@@ -101,12 +101,12 @@ def start_monitor(prepared: GraphModule) -> GraphModule:
 
 
 def stop_monitor(calibrated: GraphModule) -> GraphModule:
-    """Pre-convert pass: remove the hook, and warn if there was only one sample."""
+    """Pre-convert pass: remove the hook; warns if there was only one sample, unless the model has no inputs."""
     monitor = calibrated.meta.pop(_META_KEY, None)
     if monitor is None:
         return calibrated
     monitor.handle.remove()
-    if monitor.samples == 1:
+    if monitor.samples == 1 and calibrated.graph.find_nodes(op="placeholder"):
         warn(
             "calibration used only one sample: the activation ranges are those of this input alone. "
             "Pass more samples to get_recipe(..., calibration_samples=...) or export(..., samples)"

@@ -19,7 +19,7 @@ from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
-from arm_recipes.stages.capture.capture import Capture, check_shared_buffers
+from arm_recipes.stages.capture.capture import Capture, share_state
 from arm_recipes.stages.capture.shared_memory import unify_buffers
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class FastQuantizeStage(QuantizeStage):
                 programs[method] = unify_buffers(copy_program(model))
             else:
                 programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
-        check_shared_buffers(programs)  # check before calibration, which writes copies of the buffers
+        programs = share_state(programs)  # before calibration, which writes copies of the buffers
         with torch.no_grad():
             if self.has_single_arm_quantizer:
                 quantized |= self._quantize(programs, artifact.data, examples)
@@ -243,6 +243,7 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.diagnostics.calibration_coverage import find_coverage_problems
         from arm_backend_core.quantization.ptq import SharedTensors
         from arm_backend_core.quantization.shared_observers import share_observers
+        from arm_backend_core.quantization.state_observers import StateProbe
 
         shared_tensors, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
         algorithms = recipe_algorithms(self._quantization_recipe)
@@ -260,8 +261,11 @@ class FastQuantizeStage(QuantizeStage):
         if len(observed) > 1:
             share_observers(observed, models)
         corrections = [] if is_trained else _create_corrections(list(observed.values()), algorithms)
+        probe = StateProbe({method: (model, examples[method]) for method, model in observed.items()})
         for method, model in observed.items():
-            self.calibrate(method, model, examples[method])
+            self.calibrate(
+                method, model, examples[method], partial(probe.run, method) if not is_single_method else None
+            )
         for model in observed.values() if not is_trained else ():
             model.concat_scales.apply()
         for correction in corrections:
@@ -282,7 +286,7 @@ class FastQuantizeStage(QuantizeStage):
             measure_output_sqnr,
         )
 
-        with model.last_sample.preserve_states():  # the next method starts from these buffers
+        with model.preserve_states():  # restores the buffers, which other methods continue from
             self.output_sqnr[method] = sqnr = measure_output_sqnr(model) if model.sample_count else {}
             if not sqnr:
                 self._reject_min_sqnr(method)
@@ -319,12 +323,16 @@ class FastQuantizeStage(QuantizeStage):
         model = self.calibrate(method, model, examples)
         return self._apply_passes(convert(model), recipe.post_convert_passes)
 
-    def calibrate(self, method: str, model: Any, examples: list[Inputs]) -> Any:
-        """Run the samples through a prepared model."""
+    def calibrate(
+        self, method: str, model: Any, examples: list[Inputs], after_sample: Callable[[], None] | None = None
+    ) -> Any:
+        """Run the samples through a prepared model, and call ``after_sample`` after each."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
         for sample in self._progress(_calibration_samples(recipe.calibration_inputs_fn, model, examples), method):
             model(*sample, **getattr(sample, "keywords", {}))
+            if after_sample is not None:
+                after_sample()
         return self._apply_passes(model, recipe.pre_convert_passes)
 
 

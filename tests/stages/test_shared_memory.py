@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.program import share_memory
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
 
 BASE = torch.zeros(4, 6)
 ARRAY = torch.zeros(8).numpy()
@@ -57,3 +57,32 @@ def test_names_are_merged_if_the_buffer_is_written(writes: bool) -> None:
     assert list(unified.state_dict) == (["one"] if writes else ["one", "other"])
     assert list(program.state_dict) == ["one", "other"]
     assert find_unshareable_buffer({"forward": unified}) is None
+
+
+class Reading(nn.Module):
+    """Reads a buffer, and adds to it if ``writes``."""
+
+    state: Tensor
+
+    def __init__(self, state: Tensor, writes: bool) -> None:
+        super().__init__()
+        self.register_buffer("state", state)
+        self.writes = writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.state * x
+        if self.writes:
+            self.state.add_(x)
+        return y
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_method_writes_the_state_that_it_only_reads(writes: bool) -> None:
+    state, x = torch.ones(4), (torch.ones(4),)
+    programs = {name: torch.export.export(Reading(state, name == "write" and writes), x) for name in ("read", "write")}
+    result = write_read_state(programs)
+    assert result["write"] is programs["write"]
+    assert (result["read"] is programs["read"]) is not writes
+    assert list(result["read"].graph_signature.buffers_to_mutate.values()) == (["state"] if writes else [])
+    assert not programs["read"].graph_signature.buffers_to_mutate
+    assert torch.equal(result["read"].module()(*x), state)

@@ -21,7 +21,7 @@ from arm_recipes._internal.error_location import describe_error
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes.samples.sample import Inputs, register_dataclasses
 from arm_recipes.stages.capture.data_dependent_shapes import make_shapes_static
-from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers
+from arm_recipes.stages.capture.shared_memory import find_unshareable_buffer, unify_buffers, write_read_state
 from arm_recipes.stages.capture.trace_constants import (
     TraceConstants,
     skip_distribution_checks,
@@ -250,14 +250,15 @@ def _check_mutated_tensors(method: str, program: ExportedProgram) -> None:
         raise ValueError(problem)
 
 
-def check_shared_buffers(programs: Mapping[str, ExportedProgram]) -> None:
-    """Check that methods can share the buffers that they mutate. Call this before a stage copies the buffers.
+def share_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """Make buffers that a method writes state in all methods that read them, before a stage copies the buffers.
 
     Raises:
-        ExportError: they cannot. The message names the buffer and the methods.
+        ExportError: methods cannot share a buffer; names the buffer and the methods.
     """
     if problem := find_unshareable_buffer(programs):
         raise ExportError(problem)
+    return write_read_state(programs)
 
 
 class FastTorchExportStage(TorchExportStage):
@@ -280,5 +281,4 @@ class FastTorchExportStage(TorchExportStage):
             for transform in self._aten_transform_passes or []:
                 model = transform(method, model)
             programs[method] = model
-        check_shared_buffers(programs)
-        self._artifact = artifact.copy_with_new_data(programs)
+        self._artifact = artifact.copy_with_new_data(share_state(programs))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind, OutputSpec, TensorArgument
 from torch.fx import Node
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.nodes import is_written
 from arm_backend_core.program import (
@@ -97,33 +98,67 @@ def _find_replacements(program: ExportedProgram) -> dict[str, str | None]:
     return replacements
 
 
-def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
-    """Find a mutated buffer that shares memory with another tensor in a way that a program cannot express.
+def write_read_state(programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """Let every method write the state that it only reads: its own value.
+
+    A program holds a tensor that it does not write as a constant, with the value at export.
 
     Args:
         programs: programs by method name. They must hold the modules' own tensors, not copies.
 
     Returns:
-        Description of the problem and its remedy; None if there is no such buffer. Either the buffer overlaps another
-        tensor, or a method only reads it. In that method, the buffer would be a constant.
+        The programs; copies of those that read a buffer which only another method writes.
+    """
+    mutated = {method: mutated_buffers(program) for method, program in programs.items()}
+    tensors = {method: list(_iterate_tensors(method, program)) for method, program in programs.items()}
+    state = {each.identity for method in programs for each in tensors[method] if each.name in mutated[method]}
+    result = dict(programs)
+    for method, program in programs.items():
+        read = [each for each in tensors[method] if each.identity in state and each.node.users]
+        names = {each.name: each.node.name for each in read if each.name not in mutated[method]}
+        if names:
+            result[method] = _write_own_values(copy_program(program), names)
+    return result
+
+
+def _write_own_values(program: ExportedProgram, names: Mapping[str, str]) -> ExportedProgram:
+    """Make the placeholders of buffers (name -> placeholder) their new values; returns the program."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    signature, output = program.graph_signature, program.graph.output_node()
+    for spec in signature.input_specs:
+        if spec.target in names:
+            spec.kind, spec.persistent = InputKind.BUFFER, spec.persistent is not False
+    count = len(signature.buffers_to_mutate)
+    signature.output_specs[count:count] = [
+        OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(node), name) for name, node in names.items()
+    ]
+    values = list(pytree.tree_leaves(output.args[0]))
+    values[count:count] = [nodes[node] for node in names.values()]
+    output.args = (tuple(values),)
+    program.graph_module.recompile()
+    program.validate()
+    return program
+
+
+def find_unshareable_buffer(programs: Mapping[str, ExportedProgram]) -> str | None:
+    """Find a mutated buffer that shares memory with another tensor in a way that programs cannot.
+
+    Args:
+        programs: programs by method name. They must hold the modules' own tensors, not copies.
+
+    Returns:
+        What is wrong and what to do; None if no such buffer overlaps another tensor of any method.
     """
     tensors = [each for method, program in programs.items() for each in _iterate_tensors(method, program)]
     mutated = {method: mutated_buffers(program) for method, program in programs.items()}
-    mutated_tensors = [each for each in tensors if each.name in mutated[each.method]]
-    writers = {(each.method, each.identity) for each in mutated_tensors}
-    for buffer in mutated_tensors:
+    written = [each for each in tensors if each.name in mutated[each.method]]
+    for buffer in written:
         for other in tensors:
             if other is buffer or not other.node.users:
                 continue
             if other.identity == buffer.identity and other.method != buffer.method:
-                if (other.method, other.identity) not in writers:
-                    return (
-                        f"method '{other.method}' reads the {other.description}, which method '{buffer.method}' "
-                        "writes: it must write the buffer too, for example its own value: "
-                        "buffer.copy_(buffer.clone()), or buffer.copy_(buffer * 1) if an integer program holds the "
-                        "buffer as int16"
-                    )
-            elif share_memory(other.tensor, buffer.tensor):
+                continue
+            if share_memory(other.tensor, buffer.tensor):
                 whose = "its" if other.method == buffer.method else "the"
                 of = "" if other.method == buffer.method else f" of method '{other.method}'"
                 return (

@@ -1,0 +1,129 @@
+"""Observers of state that several methods share: a buffer has one type and one scale in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch.fx import Node
+
+from arm_backend_core.nodes import is_float, is_state
+from arm_backend_core.program import TensorIdentity
+from arm_backend_core.quantization.observer import FixedRangeObserver, RangeObserver
+
+if TYPE_CHECKING:
+    from arm_backend_core.quantization.ptq import ObservedProgram
+
+
+@dataclass(frozen=True)
+class _StateUse:
+    """A method's use of a buffer.
+
+    Attributes:
+        model: the method.
+        state: the buffer.
+        value: its new value.
+        write: the operator that writes it.
+    """
+
+    model: ObservedProgram
+    state: Node
+    value: Node
+    write: Node
+
+    @property
+    def observer(self) -> Any:
+        """Observer of the buffer; None if this method alone would hold it in floating point."""
+        return self.model.observers.get(self.state)
+
+    @property
+    def changes_value(self) -> bool:
+        """Whether the new value is another than the buffer's own, which a method writes that only reads the buffer."""
+        value = self.value
+        while value.target is torch.ops.aten.clone.default:
+            value = value.all_input_nodes[0]
+        return value is not self.state
+
+    @property
+    def rank(self) -> int:
+        """0 if a method with parameters changes the buffer, 1 if another changes it, 2 if the method only reads it."""
+        return 2 if not self.changes_value else 0 if self.model.has_parameters else 1
+
+    def set_observer(self, observer: Any) -> None:
+        """Observe the buffer and its new value by ``observer``."""
+        self.model.observers[self.state] = self.model.observers[self.value, self.write] = observer
+
+
+def unify_state_observers(models: Iterable[ObservedProgram]) -> None:
+    """Give each buffer that methods write one type in all of them, and one observer for all its values.
+
+    The methods with parameters that change the buffer decide: the widest of their types applies. Without such a method,
+    those that change it decide, else those that read it. So a method that resets the state leaves the others unchanged.
+    Observers of one type that remain are merged later, with those of their readers (``share_observers``).
+    """
+    uses: dict[TensorIdentity, list[_StateUse]] = {}
+    for model in models:
+        for use in filter(lambda use: is_float(use.state), _uses_of_state(model)):
+            uses.setdefault(model.tensor_ids[use.state], []).append(use)
+    for shared in uses.values():
+        if len(shared) > 1:
+            _unify(shared)
+
+
+class StateProbe:
+    """Runs methods that access state on the state that another method leaves, and restores it.
+
+    Methods are calibrated one after the other. Alone, a method that reads state would see only the last one, and one
+    that clears it almost only zeros.
+
+    Args:
+        methods: by name, each with its samples.
+    """
+
+    def __init__(self, methods: Mapping[str, tuple[ObservedProgram, Iterable[Any]]]) -> None:
+        self._ranks = {name: _access_rank(model) for name, (model, _) in methods.items()}
+        self._methods = {name: (model, cycle(samples)) for name, (model, samples) in methods.items()}
+
+    def run(self, method: str) -> None:
+        """Run the next sample of each method that has less influence on the state than ``method``."""
+        for name, (model, samples) in self._methods.items():
+            if self._ranks[name] > self._ranks[method]:
+                sample = next(samples)
+                with model.preserve_states():
+                    model(*sample, **getattr(sample, "keywords", {}))
+
+
+def _access_rank(model: ObservedProgram) -> int:
+    """Rank of a method by its influence on state.
+
+    Returns:
+        The lowest rank of its uses of buffers; 0 without a use.
+    """
+    return min((use.rank for use in _uses_of_state(model)), default=0)
+
+
+def _uses_of_state(model: ObservedProgram) -> list[_StateUse]:
+    """List the buffers that a method writes, be it with their own value."""
+    writes = model.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    uses = [_StateUse(model, *cast(tuple[Node, Node], write.args[:2]), write) for write in writes]
+    return [use for use in uses if is_state(use.state)]
+
+
+def _unify(uses: Sequence[_StateUse]) -> None:
+    """Give the uses of one buffer a common observer, if any of them is quantized."""
+    observed = [use for use in uses if use.observer is not None]
+    if not observed:
+        return
+    rank = min(use.rank for use in observed)
+    deciding = [use.observer for use in observed if use.rank == rank]
+    widest = max(deciding, key=lambda observer: int(observer.quant_max)).dtype
+    candidates = [observer for observer in deciding if observer.dtype is widest]
+    common = next((one for one in candidates if isinstance(one, RangeObserver)), None)
+    if common is None:
+        common = FixedRangeObserver(candidates[0])
+    for use in uses:
+        if type(use.observer) is not type(common) or use.observer.dtype is not widest:
+            use.set_observer(common)

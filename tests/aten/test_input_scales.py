@@ -1,0 +1,83 @@
+"""Inputs with several scales are integers with ``quantized_io``: the finest scale is at the boundary."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+import arm_recipes
+from arm_backend_core.aten.input_scales import quantize_inputs_once
+from arm_recipes import ArmRecipeType
+from tests.sqnr import sqnr
+from tests.verify_only import mark_verify
+
+Q = torch.ops.quantized_decomposed.quantize_per_tensor.default
+DQ = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+
+
+class Joined(nn.Module):
+    """An input that is concatenated with features 20 times as large (``first``: as the first operand)."""
+
+    def __init__(self, first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.first = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(11, 4, 3, padding=1), first
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x).relu() * 20
+        return torch.as_tensor(self.b(torch.cat([x, y] if self.first else [y, x], 1)))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("recipe", ["TOSA_INT8", *mark_verify(["TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"])])
+@torch.no_grad()
+def test_an_input_that_is_joined_again_is_quantized(recipe: str, first: bool) -> None:
+    model = Joined(first).eval()
+    samples = [(torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),) for seed in range(8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", arm_recipes.ArmRecipesWarning)
+        result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe], quantized_io=True), samples)
+    (method,) = result.report.methods
+    assert not method.boundary
+    (x,) = method.inputs
+    assert x.dtype == ("int16" if "A16" in recipe else "int8")
+    assert x.scale is not None
+    assert x.scale < 1.1 / (1 << (14 if "A16" in recipe else 8))
+    assert len(method.delegates) == 1
+    outputs = [method.outputs[0].dequantize(result.run(x.quantize(*sample))) for sample in samples]
+    assert sqnr([model(*sample) for sample in samples], outputs) > 37
+
+
+class Scaled(nn.Module):
+    """Quantizes its input with each scale; ``plain`` reads it as it is, too."""
+
+    def __init__(self, *scales: float, plain: bool = False) -> None:
+        super().__init__()
+        self.scales, self.plain = scales, plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [DQ(Q(x, scale, 0, -128, 127, torch.int8), scale, 0, -128, 127, torch.int8) for scale in self.scales]
+        return torch.stack([*parts, x] if self.plain else parts)
+
+
+@pytest.mark.parametrize(
+    ("model", "scales"),
+    [
+        (Scaled(0.5, 0.25, 0.5, 1.0), [0.25]),
+        (Scaled(0.5, 0.5), [0.5, 0.5]),
+        (Scaled(0.5, 0.25, plain=True), [0.5, 0.25]),
+    ],
+)
+def test_the_finest_scale_is_that_of_the_input(model: Scaled, scales: list[float]) -> None:
+    x = torch.linspace(-20, 20, 64)
+    program = torch.export.export(model, (x,))
+    result = quantize_inputs_once("forward", program)
+    (node,) = [node for node in result.graph.nodes if node.op == "placeholder"]
+    assert [user.args[1] for user in node.users if user.target is Q] == scales
+    assert (result is program) is (len(scales) > 1)
+    result.graph.lint()
+    assert (result.module()(x) - program.module()(x)).abs().max() <= 1
