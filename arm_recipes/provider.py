@@ -75,14 +75,12 @@ def _assemble_recipe(
     from arm_backend_core import quantization as quantizers
     from arm_backend_core.aten.input_scales import quantize_inputs_once
     from arm_recipes.pipeline.budgets import CheckBudgets
-    from arm_recipes.recipe.observers import OBSERVERS
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.edge import edge_manager
     from arm_recipes.stages.edge.check_kernels import CheckRunnable
     from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
     from arm_recipes.stages.edge.shared_weights import share_weights
     from arm_recipes.stages.lower import lowering_recipe
-    from arm_recipes.stages.quantize import quantization_recipe
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
@@ -95,14 +93,7 @@ def _assemble_recipe(
     transforms: list[Any] = []
     if precision != "FP":
         quantizer = getattr(quantizers, f"{prefix}Quantizer")(spec)
-        default = precisions.default_precision(recipe_type.name, per_channel=values["per_channel"])
-        precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
-        algorithms = options.resolve_algorithms(values["algorithms"], recipe_type.name)
-        if values["quantized_io"]:  # outputs stay int8, like the inputs
-            algorithms = tuple(name for name in algorithms if name != "int16_outputs")
-        quantization = quantization_recipe(
-            quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"]
-        )
+        quantization = _build_quantization(quantizer, recipe_type.name, values)
         if values["quantized_io"]:
             transforms.append(quantize_inputs_once)
             passes.append(edge_manager.remove_io_casts)
@@ -129,6 +120,19 @@ def _assemble_recipe(
         # Arm's runtime reads the payload from the program's flatbuffer, not from a separate segment.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
     )
+
+
+def _build_quantization(quantizer: Any, name: str, values: Mapping[str, Any]) -> Any:
+    """Configure the quantizer of an integer recipe, and return the recipe of its quantization stage."""
+    from arm_recipes.recipe.observers import OBSERVERS
+    from arm_recipes.stages.quantize import quantization_recipe
+
+    default = precisions.default_precision(name, per_channel=values["per_channel"])
+    precisions.configure_quantizer(quantizer, default, values["precisions"] or {}, OBSERVERS[values["observer"]])
+    algorithms = options.resolve_algorithms(values["algorithms"], name)
+    if values["quantized_io"]:  # outputs stay int8, like the inputs
+        algorithms = tuple(algorithm for algorithm in algorithms if algorithm != "int16_outputs")
+    return quantization_recipe(quantizer, values["calibration_samples"], algorithms, values["qat"], values["min_sqnr"])
 
 
 recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())

@@ -18,7 +18,7 @@ ELSEWHERE = {
     },
     "arm_backend_core.alternatives": {
         "alternatives/test_chooser.py": "always attention_heads attention_matmul cascaded_pools channels choose "
-        "conv_epilogue cost_model deferred dilation int16_as_int8_rows pad_channels parallel_compile patches "
+        "conv_epilogue cost_model deferred dilation int16_as_int8_rows packed_channels pad_channels parallel_compile patches "
         "pixel_shuffle pixels_as_channels split_axes strided_slices transpose_split transposed_convolution",
     },
     "arm_backend_core.aten": {
@@ -40,7 +40,7 @@ ELSEWHERE = {
     "arm_backend_core.ops": {
         "ops/test_ops.py": "accumulator catalog common_scale convolution division elementwise expression "
         "formulas image_layout indexing linear logical movement normalization operands pooling "
-        "reduction registry resize topk unary",
+        "reduction registry topk unary",
         "aten/test_higher_order.py": "loop_markers",
         "models/test_recurrent.py": "recurrent",
         "aten/test_int64.py": "intervals",

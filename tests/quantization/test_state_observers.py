@@ -102,7 +102,7 @@ def test_the_probe_runs_methods_with_less_influence_and_restores_the_state() -> 
     assert before.any()
     probe.run("network")
     assert torch.equal(state, before)
-    assert [model.samples for model, _ in methods.values()] == [1, 1, 1]
+    assert [model.sample_count for model, _ in methods.values()] == [1, 1, 1]
     probe.run("clear")
     probe.run("own")
-    assert [model.samples for model, _ in methods.values()] == [1, 1, 2]
+    assert [model.sample_count for model, _ in methods.values()] == [1, 1, 2]
