@@ -31,6 +31,7 @@ _SOURCE_SUFFIXES = frozenset({".py", ".cpp", ".h"})
 _NOT_IN_SOURCES = {
     "_A8W4": "end of a recipe's name",
     "_A16W8": "end of a recipe's name",
+    "ethosu_": "start of a method's name",
     "add_int8": "name of a test row, which a loop builds",
     "cell_clip": "attribute of a TFLite operator",
     "conv2d_3": "name of a value in an example",
