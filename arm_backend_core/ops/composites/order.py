@@ -61,10 +61,8 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """Indices of the first ``size`` nonzero elements, [size, rank].
-
-    The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
-    """
+    """Indices of the first ``size`` nonzero elements, [size, rank]."""
+    # The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -91,10 +89,7 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, because the CPU has a kernel for it. Booleans are sorted as numbers.
-
-    The indices of a stable sort come from ``_stable_argsort``. Beyond ``_MAX_STABLE_SORT_SIZE``, they are not computed.
-    """
+    """Sort by topk, which has a CPU kernel. Indices of a stable sort: ``_stable_argsort``, or none."""
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -299,14 +294,10 @@ _MAX_SEQUENTIAL_PRODUCTS = 64
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative product, computed element by element, or by a prefix scan for large dimensions and if quantized.
-
-    A prefix scan first multiplies later elements with each other. Their product may overflow, and 0 times infinity is
-    NaN.
-    """
+    """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)
+        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 times a product of later elements that overflows is NaN
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
@@ -348,10 +339,8 @@ decomposition(aten.cummin.default, takes_quantized=True)(_build_cumulative_extre
 
 
 def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, combine: Callable[..., Tensor]) -> Tensor:
-    """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ...
-
-    A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
-    """
+    """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ..."""
+    # A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()
