@@ -31,7 +31,8 @@ def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> O
         rescales = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
             subgraph = extract_region(graph, [op, *rescales], users, graph.ops.index)
-            compile_payload(spec, serialize(subgraph), delegate="culprit", locate=lambda _: None)
+            flatbuffer = serialize(subgraph)
+            compile_payload(spec, flatbuffer, delegate="culprit", locate=lambda _: None, graph=subgraph)
         except CompileError as failure:
             if failure.artifact:
                 Path(failure.artifact).unlink(missing_ok=True)

@@ -213,8 +213,8 @@ def _compile_payload(
             locate=locate,
             graph=graph,
             unused_inputs=unused_inputs,
-            inputs=input_bytes,
-            results=output_bytes,
+            input_bytes=input_bytes,
+            output_bytes=output_bytes,
         )
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None

@@ -61,7 +61,7 @@ def is_dequantize(node: Node) -> bool:
     return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
 
 
-def is_sole_reader(node: Node) -> bool:
+def is_only_user_of_operand(node: Node) -> bool:
     """Whether no other node reads the first operand of ``node``, directly or through dequantize nodes."""
     source = node.all_input_nodes[0]
     if is_dequantize(source):

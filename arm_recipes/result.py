@@ -76,10 +76,10 @@ class ExportResult(Artifact):
             from arm_recipes.devtools.inspection import build_debug_files
 
             extra_files = build_debug_files(self, target.stem, etrecord, bundled_samples)
-        write(target, *insert_checksum(self.pieces))
+        write(target, *insert_checksum(self.program_chunks))
         for name, data in extra_files.items():
             write(target.with_name(name), data)
-        if self.cached_pieces is None:  # empty unless the recipe puts weights outside the program
+        if self.cached_chunks is None:  # writes a file only if the recipe stores weights outside the program
             self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if reference:
             write(reference_path(target), self.reference_program())
@@ -144,9 +144,9 @@ class ExportResult(Artifact):
     def etdump(self, *inputs: Any, path: str | Path, method: str | None = None, **keywords: Any) -> Path:
         """Load and execute the program, and write an ETDump of the run.
 
-        Writes the ETDump, such as ``model.etdp``, and ``model.debug.bin``, the debug buffer with the tensors.
-        ExecuTorch's Inspector takes both files with the ETRecord of ``save(..., etrecord=True)``. ``inspector``
-        describes the events of delegates.
+        Two files are written: the ETDump with the events (``model.etdp``), and ExecuTorch's debug buffer with the
+        tensors (``model.debug.bin``). ExecuTorch's Inspector reads both files, and the ETRecord that
+        ``save(..., etrecord=True)`` writes. The method ``inspector`` documents the events of delegates.
 
         Args:
             path: path of the ETDump, for example ``model.etdp``.
@@ -194,8 +194,8 @@ class ExportResult(Artifact):
     def advice(self) -> AdviceList:
         """Suggest changes that reduce cycles or SRAM of an Ethos-U program. Vela compiles each suggestion.
 
-        Tries the other memory modes, ``--optimise Size``, per-tensor weight scales, and each layer without the channels
-        that exceed a multiple of 16. It takes some seconds.
+        These changes are tried: the other memory modes, ``--optimise Size``, per-tensor weight scales, and for each
+        layer, its number of channels rounded down to a multiple of 16. The search takes some seconds.
 
         Raises:
             ValueError: the recipe is not for an Ethos-U.

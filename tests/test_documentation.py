@@ -25,6 +25,19 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _KINDS = frozenset({"python", "bash", "text"})
 #: The example of ``add_operator.md`` registers an operator, which other tests of this process would see.
 _RUN = [page for page in _PAGES if page.name != "add_operator.md"]
+_SOURCE_FOLDERS = ("arm_backend_core", "arm_recipes", "runtime", "tests", "benchmarks", "docs")
+_SOURCE_SUFFIXES = frozenset({".py", ".cpp", ".h"})
+#: Identifiers of contributor pages that no source contains, with the reason.
+_NOT_IN_SOURCES = {
+    "_A8W4": "end of a recipe's name",
+    "_A16W8": "end of a recipe's name",
+    "ethosu_": "start of a method's name",
+    "add_int8": "name of a test row, which a loop builds",
+    "cell_clip": "attribute of a TFLite operator",
+    "conv2d_3": "name of a value in an example",
+    "kept_table": "Vela bug that has no record: the backend repairs the command stream",
+    **dict.fromkeys(("OPA_32", "OPB_32", "OPB_SCALE", "PAD_BOTTOM", "PAD_LEFT"), "register of the NPU or its value"),
+}
 
 
 def _blocks(page: Path) -> list[tuple[int, str, str]]:
@@ -86,6 +99,29 @@ def test_the_reference_has_every_public_name() -> None:
     foreign = {"ExportRecipe"}  # ExecuTorch's
     missing = [name for name in arm_recipes.__all__ if name not in foreign and not re.search(rf"\.{name}$", text, re.M)]
     assert missing == []
+
+
+def _identifiers_in_sources() -> set[str]:
+    """Words of all sources except this test, and names of files."""
+    files = [*_ROOT.glob("*"), *(file for folder in _SOURCE_FOLDERS for file in (_ROOT / folder).rglob("*"))]
+    words = {file.stem for file in files}
+    for file in files:
+        if (file.suffix in _SOURCE_SUFFIXES or file.name == "Makefile") and file != Path(__file__):
+            words.update(re.findall(r"[A-Za-z_]\w*", file.read_text()))
+    return words
+
+
+def test_identifiers_in_contributor_pages_exist() -> None:
+    """Each identifier in backticks that has an underscore or only capitals occurs in the sources."""
+    known = _identifiers_in_sources()
+    assert not known & _NOT_IN_SOURCES.keys(), "these are in the sources now: remove them from _NOT_IN_SOURCES"
+    unknown = []
+    for page in sorted((_DOCS / "contributors").glob("*.md")):
+        prose = _BLOCK.sub("", page.read_text())
+        words = {word for code in re.findall(r"`([^`\n]+)`", prose) for word in re.findall(r"[A-Za-z_]\w*", code)}
+        named = {word for word in words if "_" in word or word.isupper()}
+        unknown += [f"{page.name}: {word}" for word in sorted(named - known - _NOT_IN_SOURCES.keys())]
+    assert unknown == []
 
 
 def test_every_page_is_in_the_navigation() -> None:

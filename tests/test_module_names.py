@@ -99,7 +99,7 @@ ELSEWHERE = {
         "report/test_layers.py": "budgets",
         "pipeline/test_verify.py": "reference_program",
         "pipeline/test_methods.py": "program_io",
-        "comparison/test_compare.py": "float_tensors",
+        "comparison/test_compare.py": "float_reference",
     },
     "arm_recipes.recipe": {
         "recipe/test_options.py": "recipe saved typed_options",

@@ -13,11 +13,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
 
 
-def write_atomically(target: Path, *pieces: bytes | memoryview) -> None:
-    """Write ``pieces`` to a temporary file in the same folder, which then atomically replaces ``target``."""
+def write_atomically(target: Path, *chunks: bytes | memoryview) -> None:
+    """Write ``chunks`` to a temporary file in the same folder, which then atomically replaces ``target``."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
-            file.writelines(pieces)
+            file.writelines(chunks)
             file.close()
             # mkstemp creates files with mode 0600. Set the mode that other new files have.
             umask = os.umask(0)

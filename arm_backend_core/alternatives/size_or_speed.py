@@ -1,11 +1,12 @@
 """Optimization goal of Vela (``--optimise``): ``"auto"`` compiles for performance and for size, and keeps the better.
 
-For size, Vela computes layers in stripes, so that less data is in SRAM at a time. On U85, it also encodes weights in
-fewer bytes. Weights outside of SRAM are read again for each stripe. Size against performance, int8 image models of the
-zoo:
+For size, Vela computes layers in stripes of rows. SRAM then holds only a part of each intermediate tensor. Weights
+outside of SRAM are read again for each stripe. On U85, Vela for size also encodes weights in fewer bytes.
 
-* U85-256: 14 to 59% less SRAM, cycles equal to 0.1%;
-* U65-256: 3 to 25% fewer cycles, because more data fits in its 384 KiB;
+The zoo's int8 image models, compiled for size, compared with the same models compiled for performance:
+
+* U85-256: 14 to 59% less SRAM; the cycles differ by at most 0.1%;
+* U65-256: 3 to 25% fewer cycles, because more data fits in the 384 KiB of SRAM;
 * U55-128: 15 to 76% less SRAM, 0 to 20% more cycles.
 
 A cascade is a group of layers that Vela computes together in stripes. If activations are spilled to DRAM (U65), a third
@@ -29,18 +30,20 @@ from arm_backend_core.errors import CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.workers import vela
 
-#: Maximum relative increase of cycles that is accepted for less memory.
-MAX_CYCLE_INCREASE = 0.005
-#: Function that Vela's worker process calls for this request, as "module:function".
-COMPILE_BOTH_REQUEST = "arm_backend_core.alternatives.parallel_compile:compile_both"
+#: Relative difference of cycles that does not count: a program with less memory may take this much longer, and a
+#: program without cascades must save more than this.
+CYCLE_TOLERANCE = 0.005
+#: Function that Vela's worker process calls to compile for both goals, as "module:function".
+COMPILE_BOTH_FUNCTION = "arm_backend_core.alternatives.parallel_compile:compile_both"
 #: If SRAM and weights both take fewer bytes, only the performance program is compiled: there is little to save.
-_MIN_BYTES = 16 << 10
+_MIN_SRAM_OR_WEIGHT_BYTES = 16 << 10
 #: Flatbuffers (mostly weights) from this size on are compiled in parallel for both goals. Vela takes 0.1 to 0.2 seconds
 #: of CPU time for a megabyte.
-_MIN_PARALLEL_BYTES = 1 << 20
-#: Flatbuffers from this size on are not compiled for size, because Vela would dominate the export time. The second
-#: limit applies if weights are in a slower memory than activations: few size programs then meet the cycle limit.
-_MAX_BYTES, _MAX_BYTES_SLOW = 16 << 20, 6 << 20
+_MIN_PARALLEL_FLATBUFFER_BYTES = 1 << 20
+#: Flatbuffers from this size on are compiled for size only if the performance program exceeds the SRAM; otherwise Vela
+#: would dominate the export time. The second limit applies if weights are in a slower memory than activations: few size
+#: programs then meet the cycle tolerance.
+_MAX_FLATBUFFER_BYTES, _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS = 16 << 20, 6 << 20
 
 
 def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any) -> tuple[Payload, ArmCompileSpec]:
@@ -58,20 +61,24 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
     if not isinstance(spec, EthosUCompileSpec) or spec.optimise != "auto":
         return compile_payload(spec, flatbuffer, **compile_options), spec
     compile_options.pop("graph", None)  # Vela reads the flatbuffer
-    size, max_bytes = len(flatbuffer), _MAX_BYTES if _has_fast_weight_memory(spec.configuration) else _MAX_BYTES_SLOW
-    if _MIN_PARALLEL_BYTES <= size < max_bytes and hasattr(os, "fork"):
-        small = optimise_for_size(spec)
-        fast, other = _compile_both(spec, small, flatbuffer, compile_options)
+    size, has_fast_weights = len(flatbuffer), _reads_weights_as_fast_as_activations(spec.configuration)
+    max_bytes = _MAX_FLATBUFFER_BYTES if has_fast_weights else _MAX_FLATBUFFER_BYTES_SLOW_WEIGHTS
+    if _MIN_PARALLEL_FLATBUFFER_BYTES <= size < max_bytes and hasattr(os, "fork"):
+        size_spec = optimise_for_size(spec)
+        fast, other = _compile_both(spec, size_spec, flatbuffer, compile_options)
     else:
         fast, other = compile_payload(spec, flatbuffer, **compile_options), None
     estimates = _vela_estimates(fast)
-    is_worthwhile = size < _MIN_PARALLEL_BYTES and max(estimates.sram_bytes, estimates.weight_bytes) >= _MIN_BYTES
+    is_worthwhile = (
+        size < _MIN_PARALLEL_FLATBUFFER_BYTES
+        and max(estimates.sram_bytes, estimates.weight_bytes) >= _MIN_SRAM_OR_WEIGHT_BYTES
+    )
     if other is None and (is_worthwhile or _exceeds_sram(fast, spec)):
-        small = optimise_for_size(spec)
-        other = _try_compile(small, flatbuffer, compile_options)
+        size_spec = optimise_for_size(spec)
+        other = _try_compile(size_spec, flatbuffer, compile_options)
     best, chosen, method = fast, spec, ""
     if other is not None and _is_better(fast, other, spec):
-        best, chosen, method = other, small, "optimised for size"
+        best, chosen, method = other, size_spec, "optimised for size"
     if size < max_bytes and _spills_activations(estimates, spec):
         uncascaded = disable_cascades(spec)
         other = _try_compile(uncascaded, flatbuffer, compile_options)
@@ -79,7 +86,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
         if (
             other is not None
             and not _exceeds_sram(other, spec)
-            and _cost_metrics(other)[0] < (1 - MAX_CYCLE_INCREASE) * _cost_metrics(best)[0]
+            and _cost_metrics(other)[0] < (1 - CYCLE_TOLERANCE) * _cost_metrics(best)[0]
         ):
             best, chosen, method = other, uncascaded, "compiled without cascades"
     if method:
@@ -88,12 +95,13 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **compile_options: Any
 
 
 def _spills_activations(estimates: VelaEstimates, spec: EthosUCompileSpec) -> bool:
-    """Whether activations are in DRAM and use more than half of the SRAM cache; else Vela emits no cascades."""
+    """Whether activations are in DRAM and more than half of the SRAM cache is used. Else, Vela emits no cascades."""
     limit = estimates.sram_limit or 0
     return spec.configuration.arena_on_second_port and 2 * estimates.sram_bytes > limit
 
 
-def _has_fast_weight_memory(configuration: vela.Configuration) -> bool:
+def _reads_weights_as_fast_as_activations(configuration: vela.Configuration) -> bool:
+    """Whether the memory of the weights is not slower than the memory of the activations."""
     return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
 
 
@@ -116,20 +124,20 @@ def _derive_spec(spec: EthosUCompileSpec, flags: tuple[str, ...], optimise: str)
 
 
 def _compile_both(
-    spec: EthosUCompileSpec, small: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any]
+    spec: EthosUCompileSpec, size_spec: EthosUCompileSpec, flatbuffer: bytes, compile_options: dict[str, Any]
 ) -> tuple[Payload, Payload | None]:
     others: list[Any] = []
 
-    def ask(content: bytes, configuration: vela.Configuration, timeout: float | None) -> tuple[Any, str]:
-        request = COMPILE_BOTH_REQUEST, small.configuration.options
+    def compile_in_worker(content: bytes, configuration: vela.Configuration, timeout: float | None) -> tuple[Any, str]:
+        request = COMPILE_BOTH_FUNCTION, size_spec.configuration.options
         (first, second), log = vela.compile_tosa(content, configuration, timeout, *request)
         others.append(second)
         return first, log
 
-    fast = compile_ethosu(flatbuffer, spec, **compile_options, run_vela=ask)
+    fast = compile_ethosu(flatbuffer, spec, **compile_options, run_vela=compile_in_worker)
     if others[0] is None:
         return fast, None
-    return fast, _try_compile(small, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
+    return fast, _try_compile(size_spec, flatbuffer, compile_options, run_vela=lambda *_: (others[0], ""))
 
 
 def _try_compile(
@@ -154,16 +162,17 @@ def _exceeds_sram(payload: Payload, spec: EthosUCompileSpec) -> bool:
     return estimates.sram_exceeded or (spec.sram_budget is not None and estimates.sram_bytes > spec.sram_budget)
 
 
-def _is_better(fast: Payload, small: Payload, spec: EthosUCompileSpec) -> bool:
+def _is_better(fast: Payload, size_program: Payload, spec: EthosUCompileSpec) -> bool:
     """Whether the size program is better than the performance program.
 
     If the performance program exceeds the available SRAM, the size program is better if it fits. Otherwise, it must
-    take at most 0.5% more cycles, and its product of cycles and bytes (SRAM and program) must be smaller.
+    take at most 0.5% more cycles (``CYCLE_TOLERANCE``), and its product of cycles and bytes (SRAM and program) must be
+    smaller.
     """
     if _exceeds_sram(fast, spec):
-        return not _exceeds_sram(small, spec)
-    (fast_cycles, *fast_bytes), (small_cycles, *small_bytes) = _cost_metrics(fast), _cost_metrics(small)
-    is_fast_enough = small_cycles <= (1 + MAX_CYCLE_INCREASE) * fast_cycles
+        return not _exceeds_sram(size_program, spec)
+    (fast_cycles, *fast_bytes), (small_cycles, *small_bytes) = _cost_metrics(fast), _cost_metrics(size_program)
+    is_fast_enough = small_cycles <= (1 + CYCLE_TOLERANCE) * fast_cycles
     return is_fast_enough and small_cycles * sum(small_bytes) < fast_cycles * sum(fast_bytes)
 
 
@@ -173,8 +182,8 @@ def _cost_metrics(payload: Payload) -> tuple[int, int, int]:
     return estimates.total_cycles, estimates.sram_bytes, len(payload.data)
 
 
-def _describe_saving(fast: Payload, small: Payload) -> str:
-    (fast_cycles, fast_sram, fast_size), (cycles, sram, size) = _cost_metrics(fast), _cost_metrics(small)
+def _describe_saving(fast: Payload, chosen: Payload) -> str:
+    (fast_cycles, fast_sram, fast_size), (cycles, sram, size) = _cost_metrics(fast), _cost_metrics(chosen)
     change = 100 * (cycles / max(fast_cycles, 1) - 1)
     return (
         f"SRAM {sram:,} instead of {fast_sram:,} bytes, program {size:,} instead of {fast_size:,} bytes, "

@@ -21,17 +21,21 @@ class AxisFactor(NamedTuple):
 
     Attributes:
         axis: the dimension.
-        step: distance of neighbouring elements of the factor along ``axis``.
+        stride: distance of neighbouring elements of the factor along ``axis``.
         size: number of elements.
     """
 
     axis: int
-    step: int
+    stride: int
     size: int
 
 
 def collect_data_movement(op: Op, rewriter: Rewriter) -> list[Op]:
-    """Collect the chain of data movement before ``op``, followed by ``op``. Each operator before it has one reader."""
+    """Collect the RESHAPEs and TRANSPOSEs directly before ``op``, followed by ``op`` itself.
+
+    The first operator of the list comes first in the graph. An operator before ``op`` is collected only if its result
+    has one use.
+    """
     _, moves = trace_back(
         op.inputs[0], lambda before: before.kind in MOVEMENT_KINDS and rewriter.has_one_use(before.output)
     )
@@ -39,10 +43,11 @@ def collect_data_movement(op: Op, rewriter: Rewriter) -> list[Op]:
 
 
 def trace_axis_factors(shape: Sequence[int], moves: Sequence[Op]) -> list[AxisFactor] | None:
-    """Trace the factors of a tensor of this shape through the data movement ``moves``.
+    """Trace the dimensions of a tensor of shape ``shape`` through the TRANSPOSEs in ``moves``.
 
     Returns:
-        the factors in their new order. None if a dimension after a RESHAPE is not a product of factors.
+        The factors of the dimensions in their order after ``moves``. None if a dimension of a TRANSPOSE's
+        operand is not a product of factors.
     """
     factors = [AxisFactor(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
     for op in moves:
@@ -67,7 +72,7 @@ def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> l
                 return None
             if inner > 1:
                 pending.append(factor._replace(size=inner))
-            group.append(factor._replace(step=factor.step * inner, size=common_size))
+            group.append(factor._replace(stride=factor.stride * inner, size=common_size))
             remaining //= common_size
         groups.append(group)
     return groups
@@ -75,4 +80,4 @@ def group_by_dimension(factors: Sequence[AxisFactor], shape: Sequence[int]) -> l
 
 def sort_factors(factors: list[AxisFactor]) -> list[AxisFactor]:
     """Sort factors by their order in the source tensor."""
-    return sorted(factors, key=lambda factor: (factor.axis, -factor.step))
+    return sorted(factors, key=lambda factor: (factor.axis, -factor.stride))

@@ -1,7 +1,7 @@
 """TRANSPOSE on Ethos-U85: merged dimensions, or a sequence of TRANSPOSEs.
 
-A TRANSPOSE takes 0.6 to 100 cycles per element, depending on its decomposition by Vela. A permutation of three
-dimensions is one operation. Other permutations take one operation for each element of the leading dimensions. Examples:
+Vela compiles a TRANSPOSE to NPU operations, which take 0.6 to 100 cycles per element. A permutation of three dimensions
+is one operation. Other permutations take one operation for each element of the leading dimensions. Examples:
 
 * attention heads of many networks, [1, 49, 3, 6, 32] to [3, 1, 6, 49, 32]: 27.9 cycles per element, 4.4 without the
   dimension of size 1, 0.6 as [49, 18, 32] to [18, 49, 32];
@@ -34,6 +34,7 @@ def drop_unit_dimensions(graph: Graph, target: Target) -> None:
 
 
 def _drop_unit_dimensions_of(op: Op, rewriter: Rewriter) -> Value | None:
+    """Drop dimensions of size 1, but keep at least rank 4, with the remaining dimensions of size 1 in front."""
     shape, perms = op.inputs[0].shape, op.attrs["perms"]
     nontrivial = [axis for axis, size in enumerate(shape) if size != 1]
     if len(shape) <= 4 or len(nontrivial) == len(shape):
@@ -72,6 +73,11 @@ def _merge_axes(op: Op) -> TransposePath:
 
 
 def _split_into_sequence(op: Op) -> TransposePath | None:
+    """Return a sequence of TRANSPOSEs that each swap two of three dimensions.
+
+    ``plan_swaps`` optimizes the sequence for U55 and U65. On any NPU, the sequence moves elements like the TRANSPOSE.
+    On U85, it is a candidate, and the cost model decides.
+    """
     x = op.inputs[0]
     return plan_swaps(x.shape, tuple(op.attrs["perms"]), x.dtype, x.shape)
 

@@ -19,13 +19,13 @@ class Compilation:
     """A delegate to compile.
 
     Attributes:
-        flatbuffer: the TOSA 1.0 flatbuffer.
+        flatbuffer: the TOSA flatbuffer, of version 1.0, or of the 1.1 draft if an operator needs it.
         delegate: name of the delegate in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
         unused_inputs: {index of an input that no operator reads: (number of elements, bytes per element)}.
-        inputs: bytes of each input, which the compiled program must have too. None: not checked.
-        results: bytes of each result, which the compiled program must have too. None: not checked.
+        input_bytes: bytes of each input, which the compiled program must have too. None: not checked.
+        output_bytes: bytes of each output, which the compiled program must have too. None: not checked.
     """
 
     flatbuffer: bytes
@@ -33,8 +33,8 @@ class Compilation:
     locate: Locate
     graph: Graph | None = None
     unused_inputs: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    inputs: Sequence[int] | None = None
-    results: Sequence[int] | None = None
+    input_bytes: Sequence[int] | None = None
+    output_bytes: Sequence[int] | None = None
 
 
 #: Compiles a delegate; raises CompileError if it cannot.
@@ -57,7 +57,7 @@ def register_backend(spec_class: type[ArmCompileSpec], compiler: Compiler) -> No
 def compile_payload(
     spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, locate: Locate, **details: Any
 ) -> Payload:
-    """Compile a TOSA 1.0 flatbuffer by the backend of ``spec``; see ``Compilation`` for the arguments.
+    """Compile a TOSA flatbuffer by the backend of ``spec``; see ``Compilation`` for the arguments.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or crashed on it.
@@ -79,8 +79,8 @@ def _compile_ethosu(spec: EthosUCompileSpec, compilation: Compilation) -> Payloa
         delegate=compilation.delegate,
         locate=compilation.locate,
         unused_inputs=compilation.unused_inputs,
-        inputs=compilation.inputs,
-        results=compilation.results,
+        input_bytes=compilation.input_bytes,
+        output_bytes=compilation.output_bytes,
     )
 
 

@@ -47,8 +47,8 @@ def compile_ethosu(
     delegate: str,
     locate: Locate,
     unused_inputs: Mapping[int, tuple[int, int]] = MappingProxyType({}),
-    inputs: Sequence[int] | None = None,
-    results: Sequence[int] | None = None,
+    input_bytes: Sequence[int] | None = None,
+    output_bytes: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
     run_vela: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
 ) -> Payload:
@@ -62,7 +62,7 @@ def compile_ethosu(
         unused_inputs: see ``Compilation``. Vela omits these inputs. The payload lists them, because ExecuTorch's
             runtime writes them too, and allocates them after the other inputs. Direct Drive programs do not allocate
             them.
-        inputs, results: bytes of each input and result, see ``Compilation``.
+        input_bytes, output_bytes: bytes of each input and output, see ``Compilation``.
         timeout: seconds after which Vela is stopped; None disables it.
         run_vela: is called instead of ``vela.compile_tosa``, for example to return a cached result. Takes flatbuffer,
             configuration and timeout; returns Vela's result and its printed text.
@@ -85,7 +85,7 @@ def compile_ethosu(
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     _allocate_unused_inputs(vela_result, unused_inputs)
-    if mismatch := _describe_size_mismatch(vela_result, inputs, results):
+    if mismatch := _describe_size_mismatch(vela_result, input_bytes, output_bytes):
         raise make_error(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
     cache_weights_in_sram(vela_result, spec.configuration)
     vela_result["command_stream"], waits = insert_waits(vela_result["command_stream"])
@@ -106,12 +106,12 @@ def compile_ethosu(
 
 
 def _describe_size_mismatch(
-    vela_result: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None
+    vela_result: dict[str, Any], input_bytes: Sequence[int] | None, output_bytes: Sequence[int] | None
 ) -> str | None:
     """Describe how sizes of inputs or results in bytes differ from the expected ones; None if they agree."""
     for name, tensors, expected in (
-        ("inputs", vela_result["inputs"], inputs),
-        ("results", vela_result["outputs"], results),
+        ("inputs", vela_result["inputs"], input_bytes),
+        ("results", vela_result["outputs"], output_bytes),
     ):
         sizes = [prod(shape) * size for shape, size, *_ in tensors]
         if expected is not None and sizes != list(expected):

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 Operand = Tensor | float
 #: Smaller divisors may have an infinite reciprocal. The inverse of this limit is far from overflow.
 _MIN_SAFE_DIVISOR = 2.0**-64
-_ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
+_ARITHMETIC_ATTRIBUTES: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
 def _cast_operands(cx: Context, *operands: Operand) -> list[Value]:
@@ -49,10 +49,16 @@ def _add_quantized(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     return (left + right if factor > 0 else left - right).requantize(cx.q)
 
 
-def _apply_in_result_type(
+def _lower_arithmetic(
     cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, is_single_operator: bool
 ) -> Value:
-    """Apply ``rule`` to plain operands. A rule of a single operator rounds once, so it needs no wider type."""
+    """Lower arithmetic on plain operands: cast them to one element type, apply ``rule``, cast to the result's type.
+
+    Args:
+        rule: emits the TOSA operators.
+        is_single_operator: whether ``rule`` emits a single operator. It rounds once, so a float result is computed in
+            its own type. Otherwise, narrower types are computed in FP32 or INT32.
+    """
 
     def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
         return rule(*_cast_operands(inner, x, y))
@@ -68,10 +74,10 @@ def _add_unquantized(cx: Context, x: Operand, y: Operand, factor: float) -> Valu
             right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
         return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
 
-    return _apply_in_result_type(cx, total, x, y, is_single_operator=abs(factor) == 1)
+    return _lower_arithmetic(cx, total, x, y, is_single_operator=abs(factor) == 1)
 
 
-@op(aten.add.Tensor, aten.add.Scalar, interval=intervals.elementwise(intervals.add), **_ARITHMETIC)
+@op(aten.add.Tensor, aten.add.Scalar, interval=intervals.elementwise(intervals.add), **_ARITHMETIC_ATTRIBUTES)
 def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x + alpha * y."""
     return _add_unquantized(cx, x, y, alpha)
@@ -80,7 +86,7 @@ def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
 add.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, alpha))
 
 
-@op(aten.sub.Tensor, aten.sub.Scalar, interval=intervals.elementwise(intervals.subtract), **_ARITHMETIC)
+@op(aten.sub.Tensor, aten.sub.Scalar, interval=intervals.elementwise(intervals.subtract), **_ARITHMETIC_ATTRIBUTES)
 def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """x - alpha * y."""
     return _add_unquantized(cx, x, y, -alpha)
@@ -93,7 +99,7 @@ sub.integer_rule(lambda cx, x, y, alpha=1: _add_quantized(cx, x, y, -alpha))
     aten.rsub.Tensor,
     aten.rsub.Scalar,
     interval=intervals.elementwise(lambda x, y, alpha=(1, 1): intervals.subtract(y, x, alpha)),
-    **_ARITHMETIC,
+    **_ARITHMETIC_ATTRIBUTES,
 )
 def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     """y - alpha * x."""
@@ -113,12 +119,18 @@ def _reciprocal_factor(x: Any, y: Any) -> float | None:
     return None if factor is None else 1 / factor
 
 
-@op(aten.mul.Tensor, aten.mul.Scalar, scale_factor=_positive_factor, interval=intervals.multiplication, **_ARITHMETIC)
+@op(
+    aten.mul.Tensor,
+    aten.mul.Scalar,
+    scale_factor=_positive_factor,
+    interval=intervals.multiplication,
+    **_ARITHMETIC_ATTRIBUTES,
+)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; logical AND for booleans."""
     if cx.dtype is DType.BOOL:
         return cx.b.bitwise("LOGICAL_AND", *_cast_operands(cx, x, y))
-    return _apply_in_result_type(cx, cx.b.mul, x, y, is_single_operator=True)
+    return _lower_arithmetic(cx, cx.b.mul, x, y, is_single_operator=True)
 
 
 @mul.integer_rule
@@ -147,7 +159,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     scale_factor=_reciprocal_factor,
     interval=intervals.elementwise(intervals.divide),
     compute_fp32=True,
-    **_ARITHMETIC,
+    **_ARITHMETIC_ATTRIBUTES,
 )
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
@@ -170,28 +182,28 @@ def _may_be_tiny(divisor: Value) -> bool:
 
 @div.integer_rule
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
-    """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
+    """x * sign(y) * (2**30 / abs(y)) in integers. The reciprocal has 14 bits, 16 for an int16 result.
 
-    x / 0 saturates, as infinity does in PyTorch's quantized graph: sign(0) = 0 makes the quotient 0, and
-    sign(x) * 2**29 is added. The product is shifted right by enough bits that 2**29 exceeds the result's range. 0 / 0
-    is 0.
+    For y = 0, the product is 0, because sign(0) = 0. Then sign(x) * 2**29 is added to it. The product is shifted right
+    by enough bits that 2**29 exceeds the result's range. x / 0 therefore saturates, as infinity does in PyTorch's
+    quantized graph, and 0 / 0 is 0.
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is univariate and has a TABLE
     dividend, divisor = (cx.to_fixed_point(z).to_int32().with_scale(1.0) for z in (x, y))
     magnitude = abs(divisor)
-    # ``unit_quotient``: one step of x divided by one step of y, in steps of the result. ``max_quotient``: the smallest
-    # integer quotient that saturates.
+    # ``unit_quotient``: one step of x divided by one step of y, in steps of the result. ``saturating_quotient``: the
+    # smallest integer quotient that saturates.
     unit_quotient = cx.to_fixed_point(x).scale / cx.to_fixed_point(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    max_quotient = math.ceil(2 * span / unit_quotient)
-    bits = min(max(max_quotient, dividend.peak).bit_length() + 1, 62)
+    saturating_quotient = math.ceil(2 * span / unit_quotient)
+    bits = min(max(saturating_quotient, dividend.peak).bit_length() + 1, 62)
     # If the quotient would be too coarse, clip dividends whose quotient saturates, so that fewer bits are dropped.
-    if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and max_quotient < dividend.peak:
-        bits = max_quotient.bit_length() + 1
-        dividend = dividend.minimum(magnitude.mul(max_quotient).with_scale(1.0)).maximum(
-            magnitude.mul(-max_quotient).with_scale(1.0)
+    if unit_quotient * 2.0 ** (bits - 30) > 1 / 8 and saturating_quotient < dividend.peak:
+        bits = saturating_quotient.bit_length() + 1
+        dividend = dividend.minimum(magnitude.mul(saturating_quotient).with_scale(1.0)).maximum(
+            magnitude.mul(-saturating_quotient).with_scale(1.0)
         )
-    peak = min(max(max_quotient, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
+    peak = min(max(saturating_quotient, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
     quotient = (dividend * divisor.sign()).mul(_refined_reciprocal(magnitude.maximum(1), cx.q.dtype), bits, peak)
     signs = cx.to_fixed_point(x).to_int32().sign().with_scale(1.0)
     saturation = (magnitude.maximum(1) - magnitude).assume_range(0, 1).mul(1 << 29).with_scale(1.0) * signs
@@ -215,7 +227,7 @@ def _register_max_or_min(name: str, nan_ignoring: OpOverload, *overloads: OpOver
     """Register ``maximum`` or ``minimum``. The overload ``nan_ignoring`` returns the other operand if one is NaN."""
 
     def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
-        return _apply_in_result_type(cx, getattr(cx.b, name), x, y, is_single_operator=True)
+        return _lower_arithmetic(cx, getattr(cx.b, name), x, y, is_single_operator=True)
 
     def integer_rule(cx: Context, x: Tensor, y: Tensor) -> Value:
         left, right = to_common_scale(cx.to_fixed_point(x), cx.to_fixed_point(y), cx.q)
@@ -262,8 +274,8 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return fixed_point.exponential(power - sign_at_zero.mul(1 << 29).with_scale(power.scale), cx.q).requantize(cx.q)
 
 
-# ``evaluate``: a PReLU whose operand is also its weight is univariate. On a grid of operands, each point then has its
-# own slope, which only ``_prelu_kernel`` accepts.
+# A PReLU whose operand is also its weight is a function of one tensor, so it may become a TABLE. ``evaluate`` computes
+# the entries of the table with one slope for each entry. Of the two overloads, only ``_prelu_kernel`` accepts that.
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True, evaluate=aten._prelu_kernel.default)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """PReLU of x [N, C, ...]: x where it is positive, else weight * x, with weight [C] or [1].
@@ -276,7 +288,7 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
 @prelu.integer_rule
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """max(x, 0) + min(x, 0) * weight in INT32. The weight has the 8 bits of its calibrated scale."""
+    """max(x, 0) + min(x, 0) * weight in INT32. The weight is quantized like an activation, with its own scale."""
     value = cx.to_fixed_point(x).to_int32()
     gain = cx.to_fixed_point(weight).to_int32()
     gain = replace(gain, value=_broadcast_prelu_weight(cx, x, Tensor(gain.value)))

@@ -16,7 +16,7 @@ from arm_backend_core.ops.integers import Q15_MAX, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import type_refusal
 
 aten = torch.ops.aten
 
@@ -88,7 +88,7 @@ def _matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("a matrix product of an int8 and an int16 operand; TOSA has none with mixed types")
     left, right = cx.to_fixed_point(a), cx.to_fixed_point(b)
-    if a.value.dtype is DType.INT16 and refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
+    if a.value.dtype is DType.INT16 and type_refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
         return _int16_matmul_by_bytes(cx, left, right)
     sums = cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point))
     peak = float(left.peak * right.peak * a.shape[-1])

@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import is_sole_reader
+from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops.image_layout import to_height_width, to_nchw, to_nhwc_image
 from arm_backend_core.ops.indexing import gather_constant
 from arm_backend_core.ops.operands import Context, Tensor
@@ -163,7 +163,7 @@ def avg_pool(
 def _average_pool(cx: Context, q: QParams | None, image: Value, window: _PoolingWindow) -> Value:
     is_global = image.shape[1:3] == window.kernel and not any(window.pad)
     if is_global and q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, q, (1, 2), q, sole_reader=is_sole_reader(cx.node))
+        result = spatial_mean(cx.b, image, q, (1, 2), q, is_only_user=is_only_user_of_operand(cx.node))
         if result is not None:
             return result
     zero = q.zero_point if q else 0

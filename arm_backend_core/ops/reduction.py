@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import is_sole_reader
+from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops import fixed_point, intervals
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.expression import FloatExpr
@@ -45,9 +45,9 @@ def at_least_1d(cx: Context, x: Tensor) -> Tensor:
 
 
 def reduce_mean(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
-    """Mean of plain or quantized x over ``axes``, which keep size 1."""
+    """Mean of plain or quantized x over ``axes``, as with ``keepdim=True``."""
     if x.q is not None:
-        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, sole_reader=is_sole_reader(cx.node))
+        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, is_only_user=is_only_user_of_operand(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)
@@ -120,7 +120,7 @@ def _parse_variance_arguments(
 
 
 def _corrected_mean_square(cx: Context, x: Value, axes: Sequence[int], correction: float) -> Value:
-    """Sum of x * x over ``axes`` divided by (count - correction). The axes keep size 1."""
+    """Sum of x * x over ``axes`` divided by (count - correction), as with ``keepdim=True``."""
     count = prod(x.shape[axis] for axis in axes)
     return reduce_mean(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - correction))))), axes)
 
@@ -173,7 +173,7 @@ def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
     x = at_least_1d(cx, x)
     axes = _normalize_axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
-        return cx.b.reshape(fixed_point.maximum(cx.b, x.value, x.q, axes[0]), cx.shape)
+        return cx.b.reshape(fixed_point.reduce_max(cx.b, x.value, x.q, axes[0]), cx.shape)
     return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 

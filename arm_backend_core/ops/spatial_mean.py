@@ -30,15 +30,15 @@ _PARALLEL_CHANNELS = 16
 
 
 def spatial_mean(
-    b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, sole_reader: bool
+    b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, *, is_only_user: bool
 ) -> Value | None:
-    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, which keep size 1; in parameters ``out``.
+    """Mean of int8 or int16 ``x`` over one or two adjacent ``axes``, as with ``keepdim=True``, in parameters ``out``.
 
     Between the convolutions, the sums are int16. They are exact if they fit int16. Otherwise the error is at most 2**-9
     of an int8 step.
 
     Args:
-        sole_reader: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
+        is_only_user: whether no other operator reads ``x``. On an Ethos-U, a RESHAPE of a tensor with other readers may
             be a copy. A RESHAPE of a SLICE is a copy too, while a convolution reads a SLICE in place.
 
     Returns:
@@ -58,7 +58,7 @@ def spatial_mean(
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
     is_slice = x.producer is not None and x.producer.kind == "SLICE"
-    result = _mean_by_convolutions(b, image, q, out, sole_reader and not is_slice)
+    result = _mean_by_convolutions(b, image, q, out, is_only_user and not is_slice)
     kept_shape = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept_shape)  # only the channel has more than one element, so the layout does not matter
 
@@ -84,7 +84,7 @@ def _split_length(size: int, max_length: int) -> list[int]:
     return [(size + i) // count for i in reversed(range(count))]
 
 
-def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, sole_reader: bool) -> Value:
+def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, is_only_user: bool) -> Value:
     """Mean of an image [N, H, W, C] over rows, then over columns, or over both at once if one kernel covers them.
 
     If an axis is longer than the longest kernel, kernels sum its parts, and further kernels sum these sums. The parts
@@ -96,7 +96,7 @@ def _mean_by_convolutions(b: Builder, image: Value, q: QParams, out: QParams, so
     x = FixedPoint.from_value(b, image, q)
     x = x.with_scale(x.scale / (height * width))
     # Whether the image can be viewed in another shape without a copy or a loss of speed (whole groups of 16 channels).
-    reshape_is_free = sole_reader and channels % _PARALLEL_CHANNELS == 0 and height <= max_kernel
+    reshape_is_free = is_only_user and channels % _PARALLEL_CHANNELS == 0 and height <= max_kernel
     lengths = (
         [height * width] if reshape_is_free and height * width <= max_kernel else [n for n in (height, width) if n > 1]
     )

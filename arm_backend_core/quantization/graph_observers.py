@@ -30,7 +30,7 @@ def share_timestep_observers(observers: Observers) -> None:
     merge_observers([observers], slot)
 
 
-def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+def merge_observers(observers_by_graph: Sequence[Observers], key_of: Callable[[Node | tuple[Node, Node]], Any]) -> None:
     """Give all tensors with the same key and dtype one observer, within a graph and across graphs (union-find).
 
     Args:
@@ -43,7 +43,7 @@ def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[
             observer = parents[observer]
         return observer
 
-    for edge_or_node, observer in (item for observers in graphs for item in observers.items()):
+    for edge_or_node, observer in (item for observers in observers_by_graph for item in observers.items()):
         key = key_of(edge_or_node)
         if key is not None:
             first_root, second_root = (
@@ -52,18 +52,24 @@ def merge_observers(graphs: Sequence[Observers], key_of: Callable[[Node | tuple[
             )
             if first_root is not second_root:
                 parents[second_root] = first_root
-    for observers in graphs:
+    for observers in observers_by_graph:
         for edge_or_node, observer in observers.items():
             observers[edge_or_node] = root(observer)
             if hasattr(observer, "obs_or_fqs"):
                 observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
-def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
-    """Tell each observer which tensor it observes, and the observer of a weight which biases are added."""
+def describe_observed_tensors(*observed_graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+    """Set the properties of each observer's tensor: description, whether constant, whether cast from integers.
+
+    The observer of a weight also gets the biases that are added to the products of the weight.
+
+    Args:
+        observed_graphs: graphs with their observers. Several graphs may share observers.
+    """
     sources: dict[RangeObserver, list[Node]] = {}
     constants = set[Node]()
-    for model, observers in graphs:
+    for model, observers in observed_graphs:
         constants |= constant_nodes(model.graph)
         for edge_or_node, observer in observers.items():
             if isinstance(observer, RangeObserver):
@@ -78,13 +84,13 @@ def connect_observers(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Nod
         )
         if isinstance(observer, WeightObserver):
             observer.accumulators.clear()
-    for model, observers in graphs:
+    for model, observers in observed_graphs:
         for node in model.graph.nodes:
-            update_weight_observer(model, node, observers)
+            register_bias(model, node, observers)
 
 
-def update_weight_observer(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Give the observer of an operator's weight the current bias, which bounds its scale from below."""
+def register_bias(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Register an operator's current bias with the observer of its weight: the bias bounds the scale from below."""
     record = find_record(node)
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
         return

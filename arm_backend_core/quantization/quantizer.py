@@ -30,7 +30,7 @@ from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.algorithms.coordinate_precision import find_coordinate_nodes
 from arm_backend_core.quantization.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantization.config import QuantizationConfig, get_symmetric_a16w8_quantization_config
-from arm_backend_core.quantization.graph_observers import connect_observers, share_timestep_observers
+from arm_backend_core.quantization.graph_observers import describe_observed_tensors, share_timestep_observers
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 Config = QuantizationConfig | None
@@ -153,7 +153,7 @@ class ArmQuantizer(Quantizer):
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Share observers across time steps and connect them to their tensors; called by ``prepare_pt2e``."""
         share_timestep_observers(edge_or_node_to_obs_or_fq)
-        connect_observers((model, edge_or_node_to_obs_or_fq))
+        describe_observed_tensors((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):

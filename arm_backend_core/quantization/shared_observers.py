@@ -22,7 +22,7 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
     Common tensors are parameters and buffers. Operands and results of a module are common if the module runs the same
     sequence of operators in every method that uses it.
     """
-    from arm_backend_core.quantization.graph_observers import connect_observers, merge_observers
+    from arm_backend_core.quantization.graph_observers import describe_observed_tensors, merge_observers
     from arm_backend_core.quantization.state_observers import unify_state_observers
 
     unify_state_observers(observed.values())
@@ -51,7 +51,7 @@ def share_observers(observed: Mapping[str, ObservedProgram], models: Mapping[str
         edge_or_node: observer for model in observed.values() for edge_or_node, observer in model.observers.items()
     }
     merge_observers([model.observers for model in observed.values()], key_of)
-    connect_observers(*((model.model, model.observers) for model in observed.values()))
+    describe_observed_tensors(*((model.model, model.observers) for model in observed.values()))
 
 
 def _modules_by_path(model: Any) -> dict[str, Hashable]:

@@ -15,7 +15,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import COPY_OPERATOR, Graph, Op, Origin, Origins, Value, constant, merge_origins, prod
-from arm_backend_core.tosa.legality import emission_refusal
+from arm_backend_core.tosa.legality import op_refusal_before_bool_lowering
 from arm_backend_core.tosa.operators import OPERATORS
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +42,7 @@ class Builder:
     def emit(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> Value:
         """Append an operator of any kind. Prefer the typed methods below."""
         op = self._create_op(kind, inputs, dtype, attrs)
-        if reason := emission_refusal(self.target, op):
+        if reason := op_refusal_before_bool_lowering(self.target, op):
             raise Unsupported(reason)
         op.output.name = self.graph.new_name(kind)
         op.output.producer = op
@@ -51,7 +51,7 @@ class Builder:
 
     def refusal(self, kind: str, inputs: Sequence[Value], dtype: DType, /, **attrs: Any) -> str | None:
         """Why the target does not support this operator; None if ``emit`` can append it."""
-        return emission_refusal(self.target, self._create_op(kind, inputs, dtype, attrs))
+        return op_refusal_before_bool_lowering(self.target, self._create_op(kind, inputs, dtype, attrs))
 
     def _create_op(self, kind: str, inputs: Sequence[Value], dtype: DType, attrs: dict[str, Any]) -> Op:
         origins = self.origins or merge_origins(value.producer for value in inputs if value.producer is not None)

@@ -13,26 +13,26 @@ from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators import OPERATORS
 
 
-def refusal(target: Target, kind: str, inputs: Sequence[DType], output: DType) -> str | None:
+def type_refusal(target: Target, kind: str, inputs: Sequence[DType], output: DType) -> str | None:
     """Why ``target`` does not support ``kind`` on these element types; None if it does."""
     reason = OPERATORS[kind].type_refusal(inputs, output, target)
-    return reason or _name_target(target, target.hardware.refusal(kind, inputs, output))
+    return reason or _format_refusal(target, target.hardware.refusal(kind, inputs, output))
 
 
 def op_refusal(target: Target, op: Op) -> str | None:
     """Why ``target`` cannot run ``op`` with its shapes, attributes and constants; None if it can.
 
     Raises:
-        AssertionError: ``op`` is malformed on all targets (see ``Operator.refusal``).
+        AssertionError: ``op`` is malformed on all targets (see ``Operator.type_refusal``).
     """
     reason = _control_flow_refusal(target, op) if op.regions else OPERATORS[op.kind].refusal(op, target)
     if reason or op.regions:
         return reason
     types = [value.dtype for value in op.inputs]
-    return _name_target(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
+    return _format_refusal(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
 
 
-def emission_refusal(target: Target, op: Op) -> str | None:
+def op_refusal_before_bool_lowering(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be emitted for ``target``; None if it can.
 
     This is ``op_refusal``, but it accepts boolean operators that ``lower_bool_to_int8`` will lower to int8.
@@ -47,7 +47,7 @@ def emission_refusal(target: Target, op: Op) -> str | None:
         if op.kind in hardware.bool_as_int8
         else hardware.refusal(op.kind, lowered_types[:-1], lowered_types[-1], op)
     )
-    return OPERATORS[op.kind].refusal(op, target) or _name_target(target, unsupported)
+    return OPERATORS[op.kind].refusal(op, target) or _format_refusal(target, unsupported)
 
 
 def _control_flow_refusal(target: Target, op: Op) -> str | None:
@@ -62,12 +62,12 @@ def _control_flow_refusal(target: Target, op: Op) -> str | None:
         (condition,) = first.outputs
         results = [(second.outputs, op.results), (op.inputs, op.results)]
     if condition.dtype is not DType.BOOL or condition.size != 1:
-        return f"{op.kind} by {condition!r} (one boolean)"
+        return f"{op.kind} needs a condition of one boolean, got {condition!r}"
     for values, expected in [(first.inputs, operands), (second.inputs, operands), *results]:
         if [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in expected]:
-            return f"{op.kind} with {values} for {expected} (as many, of the same shapes and types)"
+            return f"{op.kind} needs values with the number, shapes and types of {expected}, got {values}"
     return None
 
 
-def _name_target(target: Target, unsupported: str | None) -> str | None:
+def _format_refusal(target: Target, unsupported: str | None) -> str | None:
     return f"{target.name} has no {unsupported}" if unsupported else None

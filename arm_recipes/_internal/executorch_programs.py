@@ -106,14 +106,14 @@ def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: lis
     module._processed_bytes, module._compile_specs = payload, compile_specs
 
 
-class _PieceList(list[bytes]):
-    """A file-like list that collects the written pieces without joining them."""
+class _ChunkList(list[bytes]):
+    """A file-like list that collects the written chunks without joining them."""
 
     write = list.append
 
 
-def program_pieces(manager: ExecutorchProgramManager) -> list[bytes]:
-    """Return the emitted program in pieces, without a copy. The manager's ``buffer`` property would copy all bytes."""
-    pieces = _PieceList()
-    manager.write_to_file(pieces)
-    return pieces
+def collect_program_chunks(manager: ExecutorchProgramManager) -> list[bytes]:
+    """Return the emitted program in chunks, without a copy. The manager's ``buffer`` property would copy all bytes."""
+    chunks = _ChunkList()
+    manager.write_to_file(chunks)
+    return chunks

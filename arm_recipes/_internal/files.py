@@ -77,8 +77,8 @@ def make_folder(path: str | Path, argument: str) -> Path:
     return folder
 
 
-def write(target: Path, *pieces: bytes | memoryview) -> None:
+def write(target: Path, *chunks: bytes | memoryview) -> None:
     """Write a file atomically. The compiler core is imported here, not with this module."""
     from arm_backend_core.alternatives import disk_cache
 
-    disk_cache.write_atomically(target, *pieces)
+    disk_cache.write_atomically(target, *chunks)

@@ -72,7 +72,7 @@ def _written_pieces(
     ):
         layer = origins.find(operation.offset - delegate.header_bytes, indexed=operation.indexed).estimate
         operator_index = None if layer is None else operator_lookup.find(layer)
-        if operator_index is not None and operation.integers.size:
+        if operator_index is not None and operation.result.size:
             pieces.setdefault(operator_index, {}).setdefault(operation.command, []).append(operation)
     return pieces
 
@@ -83,7 +83,7 @@ def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape:
     Both are needed, because Vela may choose other rows and columns than ``shape`` has.
     """
     for operations in written.values():
-        if sum(operation.integers.size for operation in operations) != math.prod(shape):  # an intermediate result
+        if sum(operation.result.size for operation in operations) != math.prod(shape):  # an intermediate result
             continue
         # Parts of a rolling buffer are in time order; inputs of a CONCAT are in memory order.
         orders = (
@@ -92,7 +92,7 @@ def _concatenate_pieces(written: Mapping[str, Sequence[EthosUOperation]], shape:
             else [operations]
         )
         for order, axis in itertools.product(orders, range(3) if len(operations) > 1 else (0,)):
-            pieces = [operation.integers for operation in order]
+            pieces = [operation.result for operation in order]
             if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:
                 array = np.concatenate(pieces, axis)
                 yield from (array, array.reshape(shape))

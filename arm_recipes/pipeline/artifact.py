@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_recipes._internal.executorch_programs import program_pieces
+from arm_recipes._internal.executorch_programs import collect_program_chunks
 from arm_recipes.pipeline.reference_program import serialize_with_tosa_delegates
 from arm_recipes.report.record import MethodReport
 from arm_recipes.report.report import Report
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-    from arm_recipes.pipeline.float_tensors import FloatReference
+    from arm_recipes.pipeline.float_reference import FloatReference
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, InputSignature
@@ -54,7 +54,7 @@ class Artifact:
         shape_variants: method name -> the variants of that method for several input sizes.
         recipe: the recipe of the export.
         create_objects: creates ``export_objects`` on first use. For an export from the cache, this runs the pipeline.
-        cached_pieces: the program's byte chunks, if it comes from the cache.
+        cached_chunks: the program's byte chunks, if it comes from the cache.
         comparison_specs: cache of ``comparison.program_specs``, by method and options.
     """
 
@@ -64,7 +64,7 @@ class Artifact:
     shape_variants: Mapping[str, ShapeVariants]
     recipe: ExportRecipe | None
     create_objects: Callable[[], ExportObjects]
-    cached_pieces: Sequence[bytes] | None = None
+    cached_chunks: Sequence[bytes] | None = None
     comparison_specs: dict[Any, Any] = field(default_factory=dict, init=False)
     _program: Program | None = field(default=None, init=False)
 
@@ -89,21 +89,21 @@ class Artifact:
         return self.export_objects.float_reference
 
     @property
-    def pieces(self) -> Sequence[bytes]:
+    def program_chunks(self) -> Sequence[bytes]:
         """The program's bytes in chunks, without the checksum."""
-        return program_pieces(self.executorch_program) if self.cached_pieces is None else self.cached_pieces
+        return collect_program_chunks(self.executorch_program) if self.cached_chunks is None else self.cached_chunks
 
     @cached_property
     def buffer(self) -> bytes:
         """The bytes of the ``.pte`` file."""
-        return b"".join(insert_checksum(self.pieces))
+        return b"".join(insert_checksum(self.program_chunks))
 
     @property
     def stored_bytes(self) -> int:
         """Size of the program and its external data."""
         external = (
             0
-            if self.cached_pieces is not None
+            if self.cached_chunks is not None
             else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
         )
         return self.report.program_bytes + external

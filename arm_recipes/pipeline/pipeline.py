@@ -30,14 +30,14 @@ from torch.export import ExportedProgram
 from arm_backend_core.program import user_inputs
 from arm_recipes._internal.error_location import describe_error, is_user_message
 from arm_recipes._internal.executorch_programs import (
-    program_pieces,
+    collect_program_chunks,
     remove_constant_inputs,
     restore_debug_handles,
     store_named_data,
 )
 from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, ExportObjects
-from arm_recipes.pipeline.float_tensors import create_float_reference
+from arm_recipes.pipeline.float_reference import create_float_reference
 from arm_recipes.pipeline.methods import check_shared_buffers, plan_shared_buffers, unify_buffer_names
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
@@ -234,7 +234,7 @@ class Pipeline:
         report = Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
-            program_bytes=sum(map(len, program_pieces(manager))),
+            program_bytes=sum(map(len, collect_program_chunks(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )

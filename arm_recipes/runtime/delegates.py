@@ -77,20 +77,26 @@ class TosaDelegate:
         """See ``Delegate``."""
 
 
-def _create_tosa_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
-    return TosaDelegate(bytes(join_parts(payload, find)))
+def _create_tosa_delegate(
+    payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
+) -> Delegate:
+    return TosaDelegate(bytes(join_parts(payload, find_named_data)))
 
 
-def _create_vgf_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_vgf_delegate(
+    payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
+) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _create_ethosu_delegate(payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup) -> Delegate:
+def _create_ethosu_delegate(
+    payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup
+) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
-    return EthosUDelegate(payload, compile_specs, find)
+    return EthosUDelegate(payload, compile_specs, find_named_data)
 
 
 #: Backend id -> function that creates a delegate from a payload, its compile specs and a look-up of named data.
@@ -105,9 +111,9 @@ _SANDBOXED_BACKENDS = frozenset({"VgfBackend"})
 
 
 def create_delegate(
-    backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup = lambda _: None
+    backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup = lambda _: None
 ) -> Delegate:
-    """Load a payload; ``find`` looks up named data of the program.
+    """Load a payload; ``find_named_data`` looks up named data of the program.
 
     A damaged payload can crash a Vulkan driver and this process. If the payload has a checksum, the checksum is
     verified. Without a checksum, a VGF payload first runs in a sandbox process.
@@ -127,7 +133,7 @@ def create_delegate(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return DELEGATE_FACTORIES[backend](payload, compile_specs, find)
+    return DELEGATE_FACTORIES[backend](payload, compile_specs, find_named_data)
 
 
 def _run_in_sandbox(backend: str, payload: bytes) -> None:

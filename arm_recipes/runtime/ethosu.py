@@ -36,8 +36,8 @@ class EthosUOperation:
         indexed: whether the operation is an indexed DMA (gather or scatter).
         region: region of the result; -1 if the result stays in the NPU, 8 for the NPU's lookup tables.
         address: offset of the result's first element in the region.
-        integers: the result with shape (rows, columns, channels); for a DMA, the bytes. Empty if the operation wrote
-            nothing, because its accumulators stay in the NPU for the next operation.
+        result: the integers that the operation wrote, with shape (rows, columns, channels); for a DMA, the bytes. Empty
+            if the operation wrote nothing, because its accumulators stay in the NPU for the next operation.
     """
 
     command: str
@@ -45,7 +45,7 @@ class EthosUOperation:
     indexed: bool
     region: int
     address: int
-    integers: Array
+    result: Array
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class EthosUDelegate:
         payload: payload of ``EthosUBackend``.
         compile_specs: compile specs of the delegate. They may state the size of fast scratch. By default, fast scratch
             is as large as the part that the stream accesses.
-        find: looks up named data of the program, for weights outside the payload.
+        find_named_data: looks up named data of the program, for weights outside the payload.
 
     Attributes:
         header_bytes: size of the command stream's header.
@@ -110,12 +110,14 @@ class EthosUDelegate:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
-    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: NamedDataLookup | None = None) -> None:
+    def __init__(
+        self, payload: bytes, compile_specs: Mapping[str, bytes], find_named_data: NamedDataLookup | None = None
+    ) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
-        parts = read_parts(payload, find)
-        described = with_fast_scratch(parts.payload, compile_specs)
-        self._load(replace(parts, payload=described), compile_specs.get(CHECKSUM_KEY))
+        parts = read_parts(payload, find_named_data)
+        described_payload = with_fast_scratch(parts.payload, compile_specs)
+        self._load(replace(parts, payload=described_payload), compile_specs.get(CHECKSUM_KEY))
 
     @classmethod
     def from_parts(
@@ -144,17 +146,17 @@ class EthosUDelegate:
     ) -> None:
         self._checksum = checksum
         self.header_bytes = parts.header_bytes
-        described = self._described = parts.payload
-        self.inputs: Sequence[EthosUTensor] = described.inputs
-        self.outputs: Sequence[EthosUTensor] = described.outputs
+        payload = self._payload = parts.payload
+        self.inputs: Sequence[EthosUTensor] = payload.inputs
+        self.outputs: Sequence[EthosUTensor] = payload.outputs
         unplaced_outputs = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
         if unplaced_outputs:
             raise PayloadError(
                 f"{self._name}: nothing computes output {unplaced_outputs[0]}: it has no address in memory"
             )
-        declared_bytes = described.fast_scratch_bytes
+        declared_bytes = payload.fast_scratch_bytes
         fast_scratch = _MAX_BYTES if declared_bytes is None else min(declared_bytes, _MAX_BYTES)
-        memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
+        memory = payload.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
             self._stream = Stream(
                 load_emulator(),
@@ -171,10 +173,13 @@ class EthosUDelegate:
 
     @property
     def _name(self) -> str:
-        return f"a program for Ethos-U{self._described.product}-{self._described.macs}"
+        return f"a program for Ethos-U{self._payload.product}-{self._payload.macs}"
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """See ``Delegate``. Inputs and outputs are bytes; only the program around the delegate has their dtypes."""
+        """See ``runtime.delegates.Delegate.run``. Inputs and outputs are bytes.
+
+        Only the program around the delegate has their dtypes.
+        """
         with self._translate_errors():
             return self._stream.run(arrays)
 
@@ -259,5 +264,5 @@ class EthosUDelegate:
         return failure
 
     def close(self) -> None:
-        """See ``Delegate``."""
+        """See ``runtime.delegates.Delegate.close``."""
         self._stream.close()

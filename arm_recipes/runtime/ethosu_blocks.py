@@ -151,13 +151,13 @@ def _read_block(data: memoryview, start: int, previous: str, known: Mapping[str,
     return Block(name, content, data_start, external), data_start + length + padding
 
 
-def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
+def look_up_weights(name: str, find_named_data: NamedDataLookup) -> bytes | memoryview:
     """Look up external weights in the program's named data.
 
     Raises:
         PayloadError: there is no named data with this key.
     """
-    data = find(name)
+    data = find_named_data(name)
     if data is None:
         raise PayloadError(
             f"the weights '{name}', which methods share, are not among the program's named data: "
@@ -166,7 +166,7 @@ def look_up_weights(name: str, find: NamedDataLookup) -> bytes | memoryview:
     return data
 
 
-def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
+def inline_weights(data: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
     """Copy external weights into a payload. A damaged payload, or one without external weights, is unchanged."""
     try:
         blocks = read_blocks(memoryview(data)) if len(data) else {}
@@ -178,7 +178,7 @@ def inline_weights(data: bytes | memoryview, find: NamedDataLookup) -> bytes | m
     from arm_backend_core.backends.payload import pack_block_stream
 
     contents = {name: bytes(block.data) for name, block in blocks.items()}
-    contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find))
+    contents[BlockName.WEIGHTS] = bytes(look_up_weights(contents[BlockName.WEIGHTS].decode(), find_named_data))
     return pack_block_stream(list(contents.items()))
 
 

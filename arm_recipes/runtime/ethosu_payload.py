@@ -110,12 +110,12 @@ def read_payload(data: bytes | memoryview) -> EthosUPayload:
     return read_parts(data).payload
 
 
-def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) -> EthosUParts:
+def read_parts(data: bytes | memoryview, find_named_data: NamedDataLookup | None = None) -> EthosUParts:
     """Parse and validate a payload.
 
     Args:
         data: the payload.
-        find: looks up named data of the program, for external weights.
+        find_named_data: looks up named data of the program, for external weights.
 
     Raises:
         PayloadError: the payload is truncated or damaged (the message says where), or its weights are missing.
@@ -128,7 +128,9 @@ def read_parts(data: bytes | memoryview, find: NamedDataLookup | None = None) ->
     commands, scratch = blocks[BlockName.COMMANDS], blocks[BlockName.SCRATCH].number(0)
     weights = blocks[BlockName.WEIGHTS].data
     if blocks[BlockName.WEIGHTS].external:
-        weights = memoryview(b"" if find is None else look_up_weights(bytes(weights).decode(), find))
+        weights = memoryview(
+            b"" if find_named_data is None else look_up_weights(bytes(weights).decode(), find_named_data)
+        )
     stream = read_stream_header(commands)
     inputs = _read_tensors(blocks[BlockName.INPUTS], INPUT, scratch, stream)
     outputs = _read_tensors(blocks[BlockName.OUTPUTS], OUTPUT, scratch, stream)

@@ -173,11 +173,11 @@ def _inspect(data: bytes) -> Inspection:
     )
 
 
-def _inspect_delegate(delegate: PteDelegate, find: NamedDataLookup) -> DelegateInspection:
+def _inspect_delegate(delegate: PteDelegate, find_named_data: NamedDataLookup) -> DelegateInspection:
     reader = _PAYLOAD_READERS.get(delegate.backend)
     payload, problem = None, None
     try:
-        payload = reader(memoryview(join_parts(delegate.data, find))) if reader is not None else None
+        payload = reader(memoryview(join_parts(delegate.data, find_named_data))) if reader is not None else None
         if isinstance(payload, EthosUPayload):
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:

@@ -32,22 +32,22 @@ def encode_parts(parts: Sequence[bytes | str]) -> bytes:
     return _MAGIC + b"".join(_PART_HEADER.pack(isinstance(part, str), len(data)) + data for part, data in pairs)
 
 
-def join_parts(payload: bytes | memoryview, find: NamedDataLookup) -> bytes | memoryview:
+def join_parts(payload: bytes | memoryview, find_named_data: NamedDataLookup) -> bytes | memoryview:
     """Join the parts of a payload, with named data inlined.
 
     Args:
         payload: result of ``encode_parts``, or an Ethos-U payload. Any other payload is returned unchanged.
-        find: looks up named data of the program.
+        find_named_data: looks up named data of the program.
 
     Raises:
         PayloadError: a part is missing, or the payload is damaged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
-        return inline_weights(payload, find)
-    return b"".join(_iter_parts(memoryview(payload), find))
+        return inline_weights(payload, find_named_data)
+    return b"".join(_iter_parts(memoryview(payload), find_named_data))
 
 
-def _iter_parts(payload: memoryview, find: NamedDataLookup) -> Iterator[bytes | memoryview]:
+def _iter_parts(payload: memoryview, find_named_data: NamedDataLookup) -> Iterator[bytes | memoryview]:
     at = len(_MAGIC)
     while at < len(payload):
         if len(payload) - at < _PART_HEADER.size:
@@ -58,4 +58,4 @@ def _iter_parts(payload: memoryview, find: NamedDataLookup) -> Iterator[bytes | 
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield look_up_weights(bytes(part).decode(errors="replace"), find) if is_key else part
+        yield look_up_weights(bytes(part).decode(errors="replace"), find_named_data) if is_key else part

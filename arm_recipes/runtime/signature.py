@@ -134,23 +134,23 @@ def encode_metadata(
     return json.dumps({"crc32": _CHECKSUM_PLACEHOLDER, "methods": names_by_method} | present_entries).encode()
 
 
-def insert_checksum(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+def insert_checksum(chunks: Sequence[bytes]) -> list[bytes | memoryview]:
     """Replace the checksum placeholder in the metadata by the CRC-32 of the program.
 
     Args:
-        pieces: the program in consecutive pieces; one of them holds the metadata.
+        chunks: the program in consecutive chunks; one of them holds the metadata.
 
     Returns:
-        The program in pieces. They are views of the arguments, so that large weights are in memory only once.
+        The program in chunks. They are views of the arguments, so that large weights are in memory only once.
     """
     placeholder, checksum = _CHECKSUM_PREFIX + _CHECKSUM_PLACEHOLDER.encode(), 0
-    for piece in pieces:
-        checksum = zlib.crc32(piece, checksum)
-    parts: list[bytes | memoryview] = [*pieces]
-    metadata_index = next((i for i, piece in reversed([*enumerate(pieces)]) if placeholder in piece), None)
+    for chunk in chunks:
+        checksum = zlib.crc32(chunk, checksum)
+    parts: list[bytes | memoryview] = [*chunks]
+    metadata_index = next((i for i, chunk in reversed([*enumerate(chunks)]) if placeholder in chunk), None)
     if metadata_index is not None:
-        view = memoryview(pieces[metadata_index])
-        at = pieces[metadata_index].rindex(placeholder) + len(_CHECKSUM_PREFIX)
+        view = memoryview(chunks[metadata_index])
+        at = chunks[metadata_index].rindex(placeholder) + len(_CHECKSUM_PREFIX)
         parts[metadata_index : metadata_index + 1] = [
             view[:at],
             f"{checksum:08x}".encode(),

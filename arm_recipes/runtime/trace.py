@@ -75,7 +75,7 @@ def trace_delegate(number: int, execution: Execution, record: Delegate | None) -
             origin.source,
             operation.region,
             operation.address,
-            torch.from_numpy(operation.integers),
+            torch.from_numpy(operation.result),
             scale,
             zero_point,
         )
@@ -87,6 +87,6 @@ def _output_quantization(
     """Scale and zero point of the delegate output that an operation wrote completely, or (None, None)."""
     for tensor, io in zip(delegate.outputs, record.outputs if record is not None else (), strict=False):
         location = (tensor.region, tensor.offset, tensor.nbytes)
-        if location == (operation.region, operation.address, operation.integers.nbytes):
+        if location == (operation.region, operation.address, operation.result.nbytes):
             return io.scale, io.zero_point
     return None, None

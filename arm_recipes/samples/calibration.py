@@ -29,13 +29,8 @@ class Calibration:
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self._source = source
 
-    @property
-    def loader(self) -> DataLoader[Any] | None:
-        """The source, if it is a ``DataLoader``."""
-        return self._source if isinstance(self._source, DataLoader) else None
-
     def __call__(self) -> Iterator[Inputs]:
-        """Yield the samples unchanged.
+        """Yield the samples as ``Inputs``, in the batch sizes of the source.
 
         Raises:
             ValueError: there are no samples, or one is not a valid model input.
@@ -55,7 +50,10 @@ class Calibration:
         if isinstance(source, Iterator) and source is self._source:
             self._source = source = list(source)
         if not isinstance(source, Iterable):
-            raise ValueError(f"calibration() must return an iterable, not {type(source).__name__}")
+            raise ValueError(
+                "calibration_samples must be an iterable of samples, or a function that returns one; "
+                f"got {type(source).__name__}"
+            )
         samples: Iterator[Inputs] = (
             as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(source)
         )
@@ -81,14 +79,14 @@ class _CalibrationMonitor:
     """Forward pre-hook of a prepared model that counts and validates the calibration samples."""
 
     def __init__(self, model: GraphModule) -> None:
-        self.samples = 0
+        self.sample_count = 0
         self._input_signature = _input_signature(model)
         self.handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
     def __call__(
         self, model: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        sample, self.samples = f"calibration sample {self.samples}", self.samples + 1
+        sample, self.sample_count = f"calibration sample {self.sample_count}", self.sample_count + 1
         leaves = self._input_signature.check(self._input_signature.without_labels(Inputs(*args, **keywords)), sample)
         inputs = self._input_signature.unflatten(leaves)
         return tuple(inputs), inputs.keywords
@@ -106,7 +104,7 @@ def stop_monitor(calibrated: GraphModule) -> GraphModule:
     if monitor is None:
         return calibrated
     monitor.handle.remove()
-    if monitor.samples == 1 and calibrated.graph.find_nodes(op="placeholder"):
+    if monitor.sample_count == 1 and calibrated.graph.find_nodes(op="placeholder"):
         warn(
             "calibration used only one sample: the activation ranges are those of this input alone. "
             "Pass more samples to get_recipe(..., calibration_samples=...) or export(..., samples)"

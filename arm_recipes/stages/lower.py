@@ -125,10 +125,9 @@ class _NoOpPartitioner(Partitioner):
 
 
 def _is_single_arm_partitioner(partitioners: Any) -> bool:
-    from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
+    from arm_backend_core.partitioner import ArmPartitioner
 
-    arm_partitioners = (EthosUPartitioner, TOSAPartitioner, VgfPartitioner)
-    return isinstance(partitioners, list) and len(partitioners) == 1 and isinstance(partitioners[0], arm_partitioners)
+    return isinstance(partitioners, list) and len(partitioners) == 1 and isinstance(partitioners[0], ArmPartitioner)
 
 
 def _needs_no_decomposition(program: ExportedProgram) -> bool:

@@ -101,10 +101,10 @@ def test_both_at_once_are_the_same(
         return compile_tosa(*arguments)
 
     monkeypatch.setattr(vela, "compile_tosa", ask)
-    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0 if forks else 1 << 20)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0 if forks else 1 << 20)
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
     payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
-    assert asked == ([size_or_speed.COMPILE_BOTH_REQUEST] if forks else ["compile", "compile"])
+    assert asked == ([size_or_speed.COMPILE_BOTH_FUNCTION] if forks else ["compile", "compile"])
     assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
     assert (
         payload.data == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
@@ -123,7 +123,7 @@ def test_where_vela_fails_on_one_of_both(
         return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
 
     monkeypatch.setattr(size_or_speed, "optimise_for_size", lambda _: small)
-    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0)
     right = small.configuration
     small.configuration = _without(right)
     assert compiled()[1] is spec
@@ -146,8 +146,8 @@ def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.Mon
     tiny = nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),)]
     export(tiny[0], ExportRecipe.get_recipe(U85), tiny[1], progress=False)
     assert not tried
-    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_BYTES", 0)
-    monkeypatch.setattr(size_or_speed, "_MAX_BYTES", 0)
+    monkeypatch.setattr(size_or_speed, "_MIN_PARALLEL_FLATBUFFER_BYTES", 0)
+    monkeypatch.setattr(size_or_speed, "_MAX_FLATBUFFER_BYTES", 0)
     _export(U85)
     assert not tried
 

@@ -295,7 +295,7 @@ def test_a_lost_input_is_an_error() -> None:
     flatbuffer = build_flatbuffer(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
     spec = EthosUCompileSpec("ethos-u85-256")
     with pytest.raises(CompileError, match=r"inputs of \[96\] bytes, not \[36, 96\]"):
-        compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, inputs=[36, 96])
+        compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, input_bytes=[36, 96])
 
 
 def test_a_lost_result_is_an_error() -> None:
@@ -304,7 +304,11 @@ def test_a_lost_result_is_an_error() -> None:
     flatbuffer = build_flatbuffer(bug.body, *bug.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(
-            EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
+            EthosUCompileSpec("ethos-u55-128"),
+            flatbuffer,
+            delegate="delegate_0",
+            locate=_nowhere,
+            output_bytes=[576, 108],
         )
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
 

@@ -284,7 +284,7 @@ def test_long_rows_of_int16(n: int, centre: bool) -> None:
 def test_largest(shape_and_axis: tuple[tuple[int, ...], int], dtype: DType) -> None:
     shape, axis = shape_and_axis
     x = np.random.default_rng(0).integers(*dtype.range, shape)
-    actual = execute(lambda b, v: fixed_point.maximum(b, v, spread(1.0, dtype), axis), x, dtype)
+    actual = execute(lambda b, v: fixed_point.reduce_max(b, v, spread(1.0, dtype), axis), x, dtype)
     np.testing.assert_array_equal(actual, x.max(axis, keepdims=True))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.nodes import is_sole_reader
+from arm_backend_core.nodes import is_only_user_of_operand
 from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
@@ -43,7 +43,7 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
     q = QParams(0.01 if dtype is DType.INT8 else 0.01 / 256, zero_point, dtype, low, high)
     graph = Graph()
     x = graph.add_input(shape, dtype, "x")
-    mean = spatial_mean(LegalizingBuilder(graph, TARGET), x, q, (1, 2), OUT, sole_reader=alone)
+    mean = spatial_mean(LegalizingBuilder(graph, TARGET), x, q, (1, 2), OUT, is_only_user=alone)
     assert mean is not None
     graph.outputs = [mean]
     values = np.random.default_rng(0).integers(low, high + 1, shape).astype(dtype.numpy)
@@ -60,7 +60,7 @@ def test_a_slice_is_read_in_place() -> None:
     graph = Graph()
     b = LegalizingBuilder(graph, TARGET)
     x = b.slice(graph.add_input((1, 8, 7, 32), DType.INT8, "x"), (0, 1, 0, 0), (1, 7, 7, 32))
-    assert spatial_mean(b, x, QParams(0.01, 0, DType.INT8, -128, 127), (1, 2), OUT, sole_reader=True) is not None
+    assert spatial_mean(b, x, QParams(0.01, 0, DType.INT8, -128, 127), (1, 2), OUT, is_only_user=True) is not None
     first = next(op for op in graph.ops if op.kind == "DEPTHWISE_CONV2D")
     assert first.inputs[0] is x
 
@@ -74,4 +74,4 @@ class _Gated(nn.Module):
 def test_who_else_reads(module: nn.Module, alone: bool) -> None:
     program = torch.export.export(module, (torch.randn(1, 3, 4, 4),))
     (mean,) = (node for node in program.graph.nodes if "mean" in node.name or "pool" in node.name)
-    assert is_sole_reader(mean) is alone
+    assert is_only_user_of_operand(mean) is alone

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import arm_recipes
 from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes._internal.executorch_programs import program_pieces
+from arm_recipes._internal.executorch_programs import collect_program_chunks
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_blocks import NAMED_DATA_KEY_SIZE
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
@@ -154,7 +154,7 @@ def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
     assert "buffer" not in vars(result)
     assert manager._buffer is None
     assert manager._named_data is not None
-    held = {id(piece) for piece in program_pieces(manager)}
+    held = {id(piece) for piece in collect_program_chunks(manager)}
     weights = [key for key in manager._named_data.pte_data if key.startswith(WEIGHTS_PREFIX)]
     assert weights
     assert all(

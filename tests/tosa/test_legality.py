@@ -1,4 +1,4 @@
-"""The hardware tables against Vela: what ``refusal`` passes compiles, and what it refuses does not."""
+"""The hardware tables against Vela: what ``type_refusal`` passes compiles, and what it refuses does not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.legality import op_refusal, refusal
+from arm_backend_core.tosa.legality import op_refusal, type_refusal
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers.vela import installed_release
 from tests.graphs import Body, Input, build_graph, is_compiled_by_vela, make_target
@@ -331,10 +331,12 @@ def test_agrees_with_vela(case: Case, name: str) -> None:
 
 def test_reasons_name_the_target_and_the_operator() -> None:
     u55 = make_target("ethos-u55")
-    assert refusal(u55, "GATHER", [I8, I32], I8) == f"{u55.name} has no GATHER in hardware"
-    assert refusal(u55, "MATMUL", [I16, I16], I48) == f"{u55.name} has no MATMUL (int16, int16 -> int48) in hardware"
-    assert refusal(u55, "CLAMP", [I32], I32) == "TOSA 1.0 has no CLAMP (int32 -> int32)"
-    assert refusal(u55, "EXP", [DType.FP32], DType.FP32) == (
+    assert type_refusal(u55, "GATHER", [I8, I32], I8) == f"{u55.name} has no GATHER in hardware"
+    assert (
+        type_refusal(u55, "MATMUL", [I16, I16], I48) == f"{u55.name} has no MATMUL (int16, int16 -> int48) in hardware"
+    )
+    assert type_refusal(u55, "CLAMP", [I32], I32) == "TOSA 1.0 has no CLAMP (int32 -> int32)"
+    assert type_refusal(u55, "EXP", [DType.FP32], DType.FP32) == (
         f"EXP (fp32 -> fp32) needs TOSA FP, which {u55.name} lacks"
     )
-    assert refusal(u55, "TRANSPOSE", [BOOL], BOOL) == f"{u55.name} has no boolean tensors in hardware"
+    assert type_refusal(u55, "TRANSPOSE", [BOOL], BOOL) == f"{u55.name} has no boolean tensors in hardware"

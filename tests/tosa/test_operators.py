@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import builder, reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.legality import op_refusal, refusal
+from arm_backend_core.tosa.legality import op_refusal, type_refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY_RANK, broadcast_shape, define_operator
 from arm_backend_core.tosa.serialize import serialize
@@ -50,14 +50,14 @@ def test_records_are_those_of_the_flatbuffer(kind: str) -> None:
 
 def test_a_later_version_is_only_rows() -> None:
     later = replace(FP, version=(1, 1))
-    assert refusal(FP, "GATHER", [DType.INT8, DType.INT32], DType.INT8) == (
+    assert type_refusal(FP, "GATHER", [DType.INT8, DType.INT32], DType.INT8) == (
         "GATHER (int8, int32 -> int8) needs TOSA INT, which TOSA-1.0+FP lacks"
     )
-    assert refusal(FP, "GATHER", [DType.BOOL, DType.INT32], DType.BOOL) == (
+    assert type_refusal(FP, "GATHER", [DType.BOOL, DType.INT32], DType.BOOL) == (
         "TOSA 1.0 has no GATHER (bool, int32 -> bool)"
     )
-    assert refusal(later, "GATHER", [DType.INT8, DType.INT32], DType.INT8) is None
-    assert refusal(later, "GATHER", [DType.BOOL, DType.INT32], DType.BOOL) is None
+    assert type_refusal(later, "GATHER", [DType.INT8, DType.INT32], DType.INT8) is None
+    assert type_refusal(later, "GATHER", [DType.BOOL, DType.INT32], DType.BOOL) is None
 
 
 def test_a_wrong_shape_is_a_fault_and_not_a_refusal() -> None:
@@ -120,11 +120,11 @@ def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str)
 def test_a_type_of_two_extensions_needs_both() -> None:
     types = [DType.BF16], DType.FP8E4M3
     both = Target.from_tosa_spec("TOSA-1.0+FP+bf16+fp8e4m3")
-    assert refusal(both, "CAST", *types) is None
+    assert type_refusal(both, "CAST", *types) is None
     for extension in ("bf16", "fp8e4m3"):
         target = Target.from_tosa_spec(f"TOSA-1.0+FP+{extension}")
         needs = f"CAST (bf16 -> fp8e4m3) needs TOSA bf16 and fp8e4m3, which {target.name} lacks"
-        assert refusal(target, "CAST", *types) == needs
+        assert type_refusal(target, "CAST", *types) == needs
 
 
 @pytest.mark.parametrize("spec", ["INT+bf16", "FP+int16", "INT+mxfp", "FP+doubleround"])
@@ -239,6 +239,6 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
     with pytest.raises(Unsupported, match=reason):
         build_graph(body, (shape, dtype), target=target)
-    monkeypatch.setattr(builder, "emission_refusal", lambda target, op: None)
+    monkeypatch.setattr(builder, "op_refusal_before_bool_lowering", lambda target, op: None)
     complaint = validate_by_tosa_opt(serialize(build_graph(body, (shape, dtype), target=target)), target)
     assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint

@@ -160,14 +160,14 @@ def test_branches_fit_their_operator() -> None:
     net = _conditional()
     then, _ = _branches(net)
     then.inputs[0].shape = (2, 9)
-    with pytest.raises(AssertionError, match=r"COND_IF with .* \(as many, of the same shapes and types"):
+    with pytest.raises(AssertionError, match=r"COND_IF needs values with the number, shapes and types of .*, got "):
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 
 def test_branches_have_one_boolean() -> None:
     net = _conditional()
     net.ops[-1].inputs[0] = Value((2, 8), DType.BOOL, "several")
-    with pytest.raises(AssertionError, match=r"COND_IF by several.* \(one boolean\)"):
+    with pytest.raises(AssertionError, match="COND_IF needs a condition of one boolean, got several"):
         StageChecker(BRANCHES).check(net, FINAL, "all")
 
 

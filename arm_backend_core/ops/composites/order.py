@@ -61,10 +61,8 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 
 @decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
-    """Indices of the first ``size`` nonzero elements, [size, rank].
-
-    The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
-    """
+    """Indices of the first ``size`` nonzero elements, [size, rank]."""
+    # The flat index of the k-th nonzero element is the number of elements at which the cumulative count is below k.
     nonzero_counts = torch.cumsum((x != 0).reshape(-1).int(), 0)
     flat = (nonzero_counts < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
     indices, rest = [], flat
@@ -91,7 +89,7 @@ def _apply_keepdim(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tupl
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Sort by topk, for which the CPU has a kernel, except for booleans. Stable sorts use ``_stable_argsort`` too."""
+    """Sort by topk, which has a CPU kernel. Indices of a stable sort: ``_stable_argsort``, or none."""
     size, compare_dtype = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
     if x.dtype is torch.bool:
         sorted_numbers, indices = sort(x.to(compare_dtype), dim, descending, stable=stable, quantized=quantized)
@@ -161,7 +159,13 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
 
 @decomposition(aten.quantile.scalar, takes_quantized=True)
 def quantile(
-    x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
+    x: Tensor,
+    q: float,
+    dim: int | None = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+    quantized: bool,
 ) -> Tensor:
     """Interpolate between the elements next to rank q * (count - 1), which PyTorch computes in the type of x."""
     values, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
@@ -172,7 +176,7 @@ def quantile(
     value, _ = _kth_smallest(values, axis, first + 1)
     if weight:
         value = value * (1 - weight) + _kth_smallest(values, axis, first + 2)[0] * weight
-    if not how["quantized"]:
+    if not quantized:
         value = torch.where((values != values).any(axis, keepdim=True), math.nan, value)
     kept_shape = [1] * x.dim() if keepdim else []
     return (
@@ -270,7 +274,9 @@ def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = F
     return ~is_member if invert else is_member
 
 
-def _build_with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _build_spread_and_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Build the decomposition that returns (``spread``, mean). ``spread`` is the variance or the standard deviation."""
+
     def spread_and_mean(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         dims = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
         return spread(x, *args, **kwargs), torch.mean(x, dims, kwargs.get("keepdim", args[2] if args[2:] else False))
@@ -278,20 +284,20 @@ def _build_with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tenso
     return spread_and_mean
 
 
-decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_build_with_mean(torch.var))
-decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_with_mean(torch.std))
+decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_build_spread_and_mean(torch.var))
+decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_build_spread_and_mean(torch.std))
 
 
-#: Largest number of sequential products, which one CONCAT joins.
+#: Largest size of a dimension along which ``cumprod`` multiplies element by element. One CONCAT joins the products.
 _MAX_SEQUENTIAL_PRODUCTS = 64
 
 
 @decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Cumulative product: sequential products, as 0 times an overflowed product is NaN; or a prefix scan."""
+    """Cumulative product, element by element. For large dimensions and if quantized: by a prefix scan."""
     size = x.shape[dim] if x.dim() else 1
     if quantized or not 1 < size <= _MAX_SEQUENTIAL_PRODUCTS:
-        return _prefix_scan(x, dim, dtype, torch.mul)
+        return _prefix_scan(x, dim, dtype, torch.mul)  # 0 times a product of later elements that overflows is NaN
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     products = [x.narrow(dim, 0, 1)]
     for i in range(1, size):
@@ -333,10 +339,8 @@ decomposition(aten.cummin.default, takes_quantized=True)(_build_cumulative_extre
 
 
 def _prefix_scan(x: Tensor, dim: int, dtype: torch.dtype | None, combine: Callable[..., Tensor]) -> Tensor:
-    """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ...
-
-    A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
-    """
+    """Prefix scan (Hillis-Steele) along ``dim``: log2(n) steps that combine elements at a distance of 1, 2, 4, ..."""
+    # A matrix product would turn the elements before an infinity into NaN; a prefix scan does not.
     x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.dim():
         return x.clone()
@@ -379,7 +383,12 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
 
 @decomposition(aten.histogram.bin_ct)
 def histogram_of_equal_bins(
-    x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
+    x: Tensor,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Tensor | None = None,
+    density: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Histogram of equal bins over ``range``, or over the range of x. A range of width 0 is widened by 0.5 per side."""
     range = range or ((0.0, 1.0) if x.numel() == 0 else None)
@@ -387,4 +396,4 @@ def histogram_of_equal_bins(
     margin = torch.where(low == high, 0.5, 0.0).to(x.dtype)
     low, high = low - margin, high + margin
     edges = low + (high - low) * (torch.arange(bins, dtype=x.dtype) / bins)
-    return histogram(x, torch.cat([edges, high.reshape(1)]), **how)
+    return histogram(x, torch.cat([edges, high.reshape(1)]), weight=weight, density=density)

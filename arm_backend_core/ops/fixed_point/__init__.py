@@ -8,7 +8,7 @@ dimension costs four cycles an element, so ``ReductionView.max`` uses elementwis
 
 from arm_backend_core.ops.fixed_point.elementary_functions import exponential, logarithm, reciprocal, rsqrt, sqrt
 from arm_backend_core.ops.fixed_point.norms import group_norm, layer_norm
-from arm_backend_core.ops.fixed_point.reductions import maximum, mean, std, sum_, var
+from arm_backend_core.ops.fixed_point.reductions import mean, reduce_max, std, sum_, var
 from arm_backend_core.ops.fixed_point.softmax import log_softmax, softmax
 
 __all__ = [
@@ -17,9 +17,9 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "logarithm",
-    "maximum",
     "mean",
     "reciprocal",
+    "reduce_max",
     "rsqrt",
     "softmax",
     "sqrt",

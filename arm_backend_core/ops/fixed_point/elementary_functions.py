@@ -70,13 +70,18 @@ def logarithm(v: FixedPoint) -> FixedPoint:
     return fraction.rescale(I32, 32.0) + exponent_term.with_scale(2.0**-20)
 
 
-def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
+def exponential(v: FixedPoint, result_q: QParams) -> FixedPoint:
     """exp(v) as int16, for real v at any scale.
 
-    The table covers the v whose exponential neither rounds to 0 in ``out`` nor saturates there.
+    Args:
+        v: the exponent.
+        result_q: parameters to which the caller later requantizes the exponential. The table covers each v whose
+            exponential neither rounds to 0 nor saturates in them.
     """
-    peak = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
-    low, high = math.log(float(out.scale) / 8), math.log(peak)
+    peak = (
+        float(result_q.scale) * max(result_q.qmax - result_q.zero_point, result_q.zero_point - result_q.qmin, 1) * 1.01
+    )
+    low, high = math.log(float(result_q.scale) / 8), math.log(peak)
     middle, half = (high + low) / 2, (high - low) / 2
     if v.scale < half * 2.0**-24:  # else round(middle / v.scale) would exceed INT32
         v = v.rescale(I32, v.scale / half * 2.0**24)

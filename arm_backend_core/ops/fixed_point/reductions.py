@@ -19,7 +19,7 @@ I32 = DType.INT32
 
 
 def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Mean over ``axes``, which keep size 1. The only error is the rounding of the result.
+    """Mean over ``axes``, as with ``keepdim=True``. The only error is the rounding of the result.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -30,7 +30,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
-    """Sum over ``axes``, which keep size 1. The only error is the rounding of the result.
+    """Sum over ``axes``, as with ``keepdim=True``. The only error is the rounding of the result.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
@@ -38,13 +38,13 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     return _restore_axes(x, axes, ReductionView.from_tensor(b, x, q, axes, "sum").sum(q.zero_point), out)
 
 
-def maximum(b: Builder, x: Value, q: QParams, axis: int) -> Value:
-    """Maximum of int8 or int16 along one axis, which keeps size 1; needs fewer cycles than REDUCE_MAX."""
+def reduce_max(b: Builder, x: Value, q: QParams, axis: int) -> Value:
+    """Maximum of int8 or int16 along one axis, as with ``keepdim=True``. It takes fewer cycles than REDUCE_MAX."""
     return ReductionView.from_tensor(b, x, q, (axis,), "amax").max().value
 
 
 def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Variance: the sum of (x - mean)**2 over ``axes``, divided by (count - correction). The axes keep size 1.
+    """Variance: the sum of (x - mean)**2 over ``axes``, divided by (count - correction), as with ``keepdim=True``.
 
     For int8, the error is at most 2**-6 squared steps. For int16, each square is rounded so that the sum of n of the
     largest possible squares fits, which costs log2(n) bits. This error is below one step of an int16 result unless the
@@ -72,7 +72,9 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 
 def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
-    """Standard deviation; the axes keep size 1. For int16, each row has its own exponent (``SumOfSquares``).
+    """Standard deviation over ``axes``, as with ``keepdim=True``.
+
+    For int16, each row has its own exponent (``SumOfSquares``).
 
     Raises:
         Unsupported: x is neither int8 nor int16.

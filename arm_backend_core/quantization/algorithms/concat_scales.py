@@ -26,7 +26,7 @@ from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, readers_through
 from arm_backend_core.ops.catalog import find_record, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_observers import connect_observers
+from arm_backend_core.quantization.graph_observers import describe_observed_tensors
 from arm_backend_core.quantization.observer import RangeObserver
 
 
@@ -94,7 +94,7 @@ class ConcatScales:
             if isinstance(observer, RangeObserver):
                 self._split_group(observer, edges_or_nodes[observer])
         if self._groups:
-            self._connect_observers()
+            self._describe_observed_tensors()
 
     def _split_group(self, common: RangeObserver, edges_or_nodes: list[EdgeOrNode]) -> None:
         """Add an observer for each tensor with other readers than concatenations, shared with data moved from it."""
@@ -153,7 +153,7 @@ class ConcatScales:
         for group in self._groups:
             self._merge_similar(group, decisions, earlier)
         if self._groups:
-            self._connect_observers()
+            self._describe_observed_tensors()
         return decisions
 
     def _merge_similar(self, group: _Group, decisions: list[bool], earlier: Sequence[bool] | None) -> None:
@@ -183,13 +183,13 @@ class ConcatScales:
                 edge_or_node: observer for edge_or_node in group.edges_or_nodes if observers[edge_or_node] in members
             }
 
-    def _connect_observers(self) -> None:
+    def _describe_observed_tensors(self) -> None:
         """Connect derived observers of biases, and observers of weights, to the new observers."""
         observers = self._model.observers
         for edge_or_node, spec in self._specs.items():
             if isinstance(spec, DerivedQuantizationSpec):
                 observers[edge_or_node].obs_or_fqs = [observers[source] for source in spec.derived_from]
-        connect_observers((self._model.model, observers))
+        describe_observed_tensors((self._model.model, observers))
 
 
 def _find_shared_scales(edges_or_nodes: Iterable[EdgeOrNode], specs: Mapping[EdgeOrNode, Any]) -> UnionFind:

@@ -26,7 +26,7 @@ from arm_backend_core.quantization.fake_quant.layers import TrainingLayers
 from arm_backend_core.quantization.fake_quant.ranges import QuantizationRange, ScaleAndZeroPoint, fake_quantize
 from arm_backend_core.quantization.fake_quant.tape import ParameterTape
 from arm_backend_core.quantization.graph_interpreter import BranchConditions, GraphInterpreter, find_branch_conditions
-from arm_backend_core.quantization.graph_observers import update_weight_observer
+from arm_backend_core.quantization.graph_observers import register_bias
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
 from arm_backend_core.quantization.ptq import ObservedProgram
 
@@ -155,7 +155,7 @@ class FakeQuantInterpreter(GraphInterpreter):
         for observer in weights:
             observer.accumulators.clear()
         for node in self._program.weighted_nodes:
-            update_weight_observer(self._program.observed.model, node, self._observers)
+            register_bias(self._program.observed.model, node, self._observers)
         for observer, edge_or_node in weights.items():
             source = edge_or_node if isinstance(edge_or_node, Node) else edge_or_node[0]
             if source.op == "get_attr":

@@ -21,7 +21,7 @@ from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origins, Value
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import type_refusal
 from arm_backend_core.tosa.passes.layout_modes import (
     Mode,
     is_free_permutation,
@@ -100,7 +100,7 @@ class _LayoutCosts:
         self.graph = graph
         self.target = target
         self.outputs = set(graph.outputs)
-        self.movable = {dtype: refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
+        self.movable = {dtype: type_refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
         self.candidates: dict[Value, dict[Layout, None]] = {}
         self._collect_candidates()
         self.modes = {op: self._candidate_modes(op) for op in graph.ops}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import type_refusal
 from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, rewrite_to_fixpoint
 
@@ -40,7 +40,7 @@ def narrow_weights(graph: Graph, target: Target) -> None:
         if op.attrs.get("weight_zp") != 0:
             continue
         x, weight, bias = op.inputs
-        if weight.data is None or refusal(target, op.kind, (x.dtype, DType.INT4, bias.dtype), op.output.dtype):
+        if weight.data is None or type_refusal(target, op.kind, (x.dtype, DType.INT4, bias.dtype), op.output.dtype):
             continue
         if weight.dtype is DType.INT8 and weight.data.min() >= -7 and weight.data.max() <= 7:
             op.inputs[1] = constant(weight.data, DType.INT4, weight.name)

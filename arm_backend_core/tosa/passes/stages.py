@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op
-from arm_backend_core.tosa.legality import emission_refusal, op_refusal
+from arm_backend_core.tosa.legality import op_refusal, op_refusal_before_bool_lowering
 from arm_backend_core.tosa.operators import OPERATORS
 
 
@@ -95,7 +95,7 @@ class StageChecker:
         key = (op.kind, awaits_lowering, id(op.attrs), tensors)
         if op in self._legal_operators and self._legal_operators[op][0] == key:
             return None
-        reason = (emission_refusal if awaits_lowering else op_refusal)(self._target, op)
+        reason = (op_refusal_before_bool_lowering if awaits_lowering else op_refusal)(self._target, op)
         if reason is None and not op.regions:
             self._legal_operators[op] = key, (op.attrs, [(x, x.data) for x in op.inputs])
         return reason

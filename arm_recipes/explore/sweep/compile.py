@@ -112,7 +112,7 @@ def _compile_all(
             return next((source for source in delegate.sources if source[0] in text.upper() and source[1]), None)
 
         payload, _ = compile_best(
-            spec, flatbuffer, delegate=delegate.name, locate=locate, results=delegate.result_bytes
+            spec, flatbuffer, delegate=delegate.name, locate=locate, output_bytes=delegate.result_bytes
         )
         assert payload.vela is not None
         estimates.append(multiply_estimates(payload.vela, delegate.calls))

@@ -123,7 +123,7 @@ class CachedExport:
                 "cache_dir: this export is not cached, because its calibration data differ each time they are read"
             )
         if self._key is not None:
-            self._store.write(self._key, CacheEntry(result.report, b"".join(result.pieces), tuple(warnings)))
+            self._store.write(self._key, CacheEntry(result.report, b"".join(result.program_chunks), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
     def _compute_key(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:

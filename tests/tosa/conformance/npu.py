@@ -155,7 +155,7 @@ def compile_and_compare(
     try:
         spec = EthosUCompileSpec(accelerator)
         compiled = compile_ethosu(
-            flatbuffer, spec, delegate="", locate=lambda _: None, results=sizes, timeout=VELA_TIMEOUT_SECONDS
+            flatbuffer, spec, delegate="", locate=lambda _: None, output_bytes=sizes, timeout=VELA_TIMEOUT_SECONDS
         )
     except CompileError as error:
         return VELA_REFUSED, str(error).partition("\n")[0]

@@ -21,22 +21,22 @@ class FloatReference:
     Attributes:
         float_programs: method -> program before quantization, for methods that this export quantized.
         partitioners: method -> partitioners of the recipe.
-        versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
+        tensor_versions: method -> (name, tensor, version counter) of tensors that are shared with the model.
         initial_states: method -> copies of the initial values of the buffers that the program mutates.
     """
 
     float_programs: Mapping[str, FloatProgram] = field(default_factory=dict)
     partitioners: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
+    tensor_versions: Mapping[str, tuple[tuple[str, Tensor, int], ...]] = field(default_factory=dict)
     initial_states: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def changed_tensors(self, method: str) -> list[str]:
         """Names of the tensors of a method that were modified after the export."""
-        return [name for name, tensor, version in self.versions.get(method, ()) if tensor._version != version]
+        return [name for name, tensor, version in self.tensor_versions.get(method, ()) if tensor._version != version]
 
 
 def create_float_reference(
-    programs: Mapping[str, ExportedProgram], originals: Mapping[str, FloatProgram], recipe: ExportRecipe
+    programs: Mapping[str, ExportedProgram], float_programs: Mapping[str, FloatProgram], recipe: ExportRecipe
 ) -> FloatReference:
     """Create the float reference of an export."""
     import torch
@@ -45,16 +45,16 @@ def create_float_reference(
 
     lowering = recipe.lowering_recipe
     partitioners = (lowering.partitioners if lowering is not None else None) or []
-    versions, states = {}, {}
+    tensor_versions, states = {}, {}
     for method, program in programs.items():
-        float_program = originals.get(method)
+        float_program = float_programs.get(method)
         mutated = mutated_buffers(program)
         tables = {**program.state_dict, **program.constants}
         states[method] = {name: tables[name].detach().clone() for name in mutated}
         tensors = tables
         if float_program is not None:
             tensors = {**float_program.program.state_dict, **float_program.program.constants}
-        versions[method] = tuple(
+        tensor_versions[method] = tuple(
             (name, tensor, tensor._version)
             for name, tensor in tensors.items()
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference() and name not in mutated
@@ -63,4 +63,4 @@ def create_float_reference(
         method: tuple(partitioners.get(method, ()) if isinstance(partitioners, dict) else partitioners)
         for method in programs
     }
-    return FloatReference(originals, partitioners_by_method, versions, states)
+    return FloatReference(float_programs, partitioners_by_method, tensor_versions, states)
