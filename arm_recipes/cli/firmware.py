@@ -36,8 +36,7 @@ def _firmware(args: argparse.Namespace) -> None:
     if args.samples is not None:
         check_source(args.samples, "--samples")
     check_file(args.program, "program")
-    from arm_recipes.firmware.saving import save_firmware
-    from arm_recipes.runtime.load import load
+    from arm_recipes import load, save_firmware
 
     program, samples = load(args.program), None
     if args.samples is not None:
