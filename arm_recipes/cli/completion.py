@@ -40,15 +40,13 @@ def add_command(commands: Commands) -> None:
 
 
 def _print_script(args: argparse.Namespace) -> None:
+    """Print the script for the parsers of the program and its commands, which ``main`` adds to the arguments."""
     import shtab
 
-    from arm_recipes.cli.main import make_parser
-
-    parser, commands = make_parser()
-    for command_parser in commands.choices.values():
+    for command_parser in args.commands.choices.values():
         for action in command_parser._actions:
             _complete_values(action, shtab)
-    print(shtab.complete(parser, args.shell))
+    print(shtab.complete(args.parser, args.shell))
 
 
 def _complete_values(action: Any, shtab: Any) -> None:

@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is no reason to fail
         sys.stdout.reconfigure(errors="backslashreplace")
     # Importing PyTorch and ExecuTorch takes seconds: check the arguments first.
-    args = make_parser()[0].parse_args(arguments)
+    parser, commands = make_parser()
+    args = parser.parse_args(arguments, argparse.Namespace(parser=parser, commands=commands))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if args.quiet else "always", ArmRecipesWarning)
