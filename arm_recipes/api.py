@@ -53,7 +53,8 @@ def export(
         dynamic_shapes (dict, tuple or list, optional): dynamic dimensions, as in ``torch.export.export``; for several
             methods, a dict by method name. Requires ``sizes``, because Arm targets are compiled for fixed shapes.
         sizes (dict, optional): the sizes to compile for, by the name of the dimension, such as
-            ``{"batch": [1, 8], "seq": [16, 64]}``. Each combination becomes a method. All methods share scales and
+            ``{"batch": [1, 8], "seq": [16, 64]}``. A dimension of an ``ExportedProgram`` is named by the first input
+            and axis that have it, such as ``x_0``. Each combination becomes a method. All methods share scales and
             weights. ``run`` selects the smallest method that the inputs fit into, and pads the inputs on request.
         constant_methods (dict, optional): methods that return a constant, as ``{name: value}``.
         strict (bool, optional): the ``strict`` argument of ``torch.export.export``. Default: None, which tries False

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import ModuleType
 from typing import TypeVar
 
 from arm_backend_core.errors import ArmRecipesError
@@ -90,6 +92,12 @@ def progress_bar(
     return bar
 
 
+def announce(message: str) -> None:
+    """Print why the user has to wait, if standard error is a terminal."""
+    if sys.stderr.isatty():
+        print(message, file=sys.stderr, flush=True)
+
+
 class _ThirdPartyFilter(logging.Filter):
     """Logging filter that drops third-party records, errors included: these packages also raise exceptions.
 
@@ -138,3 +146,12 @@ def suppress_warnings() -> Iterator[None]:
         # ExecuTorch warns that recipes are experimental. This warning would point at this package.
         warnings.filterwarnings("ignore", category=ExperimentalWarning)
         yield
+
+
+def import_quietly(module: str) -> ModuleType:
+    """Import a module of ExecuTorch without the output of the packages that it imports.
+
+    Modules that a process may import before any other module of ExecuTorch use this function instead of ``import``.
+    """
+    with suppress_warnings():
+        return importlib.import_module(module)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import html
 import math
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 #: A heading and its rows. A row is a tuple of cells.
 Section = tuple[str, list[tuple[str, ...]]]
+
+
+#: Characters of text bar charts, from the lowest to the highest bar, and their replacement on terminals without them.
+BAR_CHARACTERS, _ASCII_BAR_CHARACTERS = "▁▂▃▄▅▆▇█", "_.-:=+*#"
 
 
 class Renderable:
@@ -23,7 +28,7 @@ class Renderable:
         return content
 
     def __str__(self) -> str:
-        return as_text(self.sections())
+        return to_encodable(as_text(self.sections()), getattr(sys.stdout, "encoding", None) or "utf-8")
 
     def _repr_html_(self) -> str:
         return as_html(self.sections())
@@ -39,6 +44,19 @@ def as_text(sections: Iterable[Section]) -> str:
             padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
             lines.append("  " + "  ".join([*padded, last]).rstrip())
     return "\n".join(lines)
+
+
+def to_encodable(text: str, encoding: str) -> str:
+    r"""Replace the characters that an encoding lacks, so that ``print`` does not raise an exception.
+
+    Bars become ASCII characters, other characters become escapes such as ``\xe9``.
+    """
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        text = text.translate(str.maketrans(BAR_CHARACTERS, _ASCII_BAR_CHARACTERS))
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def as_html(sections: Iterable[Section]) -> str:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_saved_program
-from arm_recipes.cli.samples import ImageNormalization, check_source, read_samples
+from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS, SAMPLES, Parser
+from arm_recipes.cli.samples import (
+    DYNAMIC_SIZE,
+    ImageNormalization,
+    check_returned_samples,
+    check_source,
+    is_function,
+    read_samples,
+)
 from arm_recipes.recipe import options
 from arm_recipes.recipe.saved import read_recipe
 from arm_recipes.recipe.targets import SPEC_BUILDERS, normalize_recipe_name
@@ -22,24 +30,41 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.program import Program
     from arm_recipes.runtime.tensor_info import TensorInfo
 
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+    Commands = argparse._SubParsersAction[Parser]
 
 
-class _CollectPairs(argparse.Action):
-    """Collects MODULE=NAME pairs in a dict."""
+class MergeDicts(argparse.Action):
+    """Merges the dicts of an argument that is repeated."""
 
-    def __call__(
+    def __call__(  # noqa: D102 (argparse calls it)
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
-        module, equals, name = values.rpartition("=")
-        if not equals:
-            raise argparse.ArgumentError(self, f"{values!r} is not of the form MODULE=NAME")
-        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), module: name})
+        setattr(namespace, self.dest, {**(getattr(namespace, self.dest, None) or {}), **values})
+
+
+def parse_precision(text: str) -> dict[str, str]:
+    """Parse MODULE=NAME."""
+    module, equals, name = text.rpartition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form MODULE=NAME")
+    return {module: name}
+
+
+def parse_sizes(text: str) -> dict[str, list[int]]:
+    """Parse the sizes of a dynamic dimension: NAME=SIZE,SIZE."""
+    name, _, sizes = text.partition("=")
+    try:
+        return {name.strip(): [int(size) for size in sizes.split(",")]}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=SIZE,SIZE, such as x_0=1,8") from None
 
 
 def parse_steps(text: str) -> int | str:
     """Parse steps per call: a number, "auto", or "all", which maps to ``sys.maxsize``."""
-    return text if text == "auto" else sys.maxsize if text == "all" else int(text)
+    try:
+        return text if text == "auto" else sys.maxsize if text == "all" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, auto or all") from None
 
 
 #: Recipe option -> command-line flag, for flags with another name.
@@ -55,15 +80,15 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
     "system_config": {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
     "memory_mode": {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},
-    "config_ini": {"metavar": "FILE", "help": "use this Vela .ini file"},
+    "config_ini": {"metavar": "FILE", "help": "use this Vela .ini file; default: Vela's"},
     "optimise": {"metavar": "GOAL", "help": f"optimize for {', '.join(options.GOALS)}; default: auto"},
     "sram_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("SRAM")},
     "flash_budget": {"metavar": "BYTES", "help": _BUDGET_HELP.format("flash")},
     "direct_drive": {
         "action": "store_true",
-        "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself",
+        "help": "compile for Linux on a Cortex-A that submits commands to the NPU itself (Ethos-U85)",
     },
-    "mx": {"metavar": "FORMAT", "help": f"use this MX format: {', '.join(options.MX_FORMATS)}"},
+    "mx": {"metavar": "FORMAT", "help": f"use this MX format (TOSA_FP): {', '.join(options.MX_FORMATS)}"},
     "observer": {"metavar": "NAME", "help": f"range observer: {', '.join(options.OBSERVER_NAMES)}; default: mse"},
     "quantized_io": {
         "action": "store_true",
@@ -74,9 +99,10 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "extra_flags": {"action": "append", "metavar": "FLAG", "help": "pass a flag to Vela; repeat for several"},
     "extensions": {"action": "append", "metavar": "NAME", "help": "enable a TOSA extension; repeat for several"},
     "precisions": {
-        "action": _CollectPairs,
+        "type": parse_precision,
+        "action": MergeDicts,
         "metavar": "MODULE=NAME",
-        "help": "set the precision of a module, such as head=A16W8; repeat for several",
+        "help": "set the precision of a module, such as head=A16W8; repeat for several; default: the recipe's",
     },
     "per_channel": {
         "action": "store_false",
@@ -89,7 +115,8 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
     "algorithms": {
         "nargs": "*",
         "metavar": "NAME",
-        "help": "enable only these quantization algorithms; without names, none",
+        "help": "enable only these quantization algorithms; without names, none; default: "
+        f"{', '.join(options.ALGORITHMS)}",
     },
     "min_sqnr": {"type": float, "metavar": "DB", "help": "require this output SQNR, in dB"},
     "steps_per_call": {
@@ -102,6 +129,8 @@ _ARGPARSE_KEYWORDS: dict[str, dict[str, Any]] = {
         "help": "fail, instead of warn, if a CPU operator has no ExecuTorch kernel",
     },
 }
+#: Default of arguments for samples: the example inputs that ``torch.export.save`` stores.
+MODEL_INPUTS = "the inputs in the model's file"
 _SOURCE_HELP = "a .npz or .npy file, a folder of them or of images, or module:function"
 
 
@@ -113,14 +142,14 @@ def parse_recipe(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: Parser) -> None:
     """Add the argument for the model's file."""
     parser.add_argument("model", type=Path, help="file written by torch.export.save")
 
 
-def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+def add_recipe(parser: Parser, *, required: bool = True) -> None:
     """Add the arguments for a recipe and its options."""
-    recipe_group = parser.add_mutually_exclusive_group(required=required)
+    recipe_group = parser.group("recipe").add_mutually_exclusive_group(required=required)
     recipe_group.add_argument(
         "--recipe",
         type=parse_recipe,
@@ -132,34 +161,57 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     )
     for option in options.OPTIONS.values():
         if option.name == "calibration_samples":
-            add_samples(parser, "--calibration-samples", "calibration samples; default: the inputs in the model's file")
+            add_samples(parser, "--calibration-samples", "calibration samples", default=MODEL_INPUTS)
             continue
         if option.name == "qat":  # a function, which the command line cannot express
             continue
         add_option(parser, option.name, default=argparse.SUPPRESS)
 
 
-def add_option(parser: argparse.ArgumentParser, name: str, **keywords: Any) -> None:
+def add_option(parser: Parser, name: str, **keywords: Any) -> None:
     """Add the argument for an option of a recipe. ``keywords`` are arguments of ``add_argument``."""
     flag = _FLAG_NAMES.get(name, "--" + name.replace("_", "-"))
-    parser.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
+    group = parser.group(RECIPE_GROUPS[options.OPTIONS[name].group])
+    group.add_argument(flag, dest=name, **_ARGPARSE_KEYWORDS[name], **keywords)
 
 
-def add_samples(parser: argparse.ArgumentParser, flag: str, purpose: str, *, required: bool = False) -> None:
+def add_samples(parser: Parser, flag: str, purpose: str, *, default: str = "none", required: bool = False) -> None:
     """Add the arguments for samples of a model's inputs, and for the normalization of images."""
-    parser.add_argument(flag, metavar="SOURCE", required=required, default=None, help=f"{purpose}: {_SOURCE_HELP}")
+    group = parser.group(SAMPLES)
+    text = f"{purpose}: {_SOURCE_HELP}" + ("" if required else f"; default: {default}")
+    group.add_argument(flag, metavar="SOURCE", required=required, default=None, help=text)
     if not any(action.dest == "mean" for action in parser._actions):
-        parser.add_argument(
+        group.add_argument(
             "--mean", type=_parse_numbers, metavar="R,G,B", help="subtract from images scaled to 0..1; default: 0"
         )
-        parser.add_argument(
+        group.add_argument(
             "--std", type=_parse_numbers, metavar="R,G,B", help="divide images by, after --mean; default: 1"
         )
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for results as JSON."""
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+def add_html(parser: Parser, content: str) -> None:
+    """Add the argument for a page with ``content``."""
+    parser.group(OUTPUT).add_argument(
+        "--html", type=Path, metavar="FILE", help=f"write {content} to this HTML file (needs Plotly)"
+    )
+
+
+def add_result_file(parser: Parser) -> None:
+    """Add ``-o``, for commands that print their result. ``main`` writes the file."""
+    parser.group(OUTPUT).add_argument(
+        *("-o", "--output"),
+        dest="result_file",
+        type=Path,
+        metavar="FILE",
+        help="write the result to this file; default: standard output",
+    )
+
+
+def add_json(parser: Parser) -> None:
+    """Add the flag for results as JSON, and ``-o`` for the printed result if the command has none."""
+    if "-o" not in parser._option_string_actions:
+        add_result_file(parser)
+    parser.group(OUTPUT).add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def read_recipe_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -193,15 +245,10 @@ def load_model(path: Path) -> ExportedProgram:
     return program
 
 
-def build_recipe(args: argparse.Namespace, recipe_options: dict[str, Any], program: ExportedProgram) -> ExportRecipe:
-    """Build the recipe with its options and calibration samples.
-
-    Raises:
-        ValueError: the samples do not fit the program.
-    """
+def build_recipe(args: argparse.Namespace, recipe_options: dict[str, Any], samples: Any) -> ExportRecipe:
+    """Build the recipe with its options, and with calibration samples unless they are None."""
     from arm_recipes import ArmRecipeType, ExportRecipe
 
-    samples = read_model_samples(args, "calibration_samples", program)
     calibration = {} if samples is None else {"calibration_samples": samples}
     return ExportRecipe.get_recipe(ArmRecipeType[args.recipe], **recipe_options, **calibration)
 
@@ -220,15 +267,19 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     from arm_recipes.runtime.tensor_info import TensorInfo
     from arm_recipes.samples.sample import InputSignature
 
+    def static_shape(shape: torch.Size) -> tuple[int, ...]:
+        # A comparison with a symbolic size would specialize the program.
+        return tuple(size if isinstance(size, int) else DYNAMIC_SIZE for size in shape)
+
     input_signature = InputSignature.from_program(program)
     input_infos = [
-        TensorInfo(name, str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape))
+        TensorInfo(name, str(leaf.dtype).removeprefix("torch."), static_shape(leaf.shape))
         for name, leaf in zip(input_signature.names, input_signature.leaves, strict=True)
         if isinstance(leaf, torch.Tensor)
     ]
     samples = read_argument_samples(args, name, input_infos)
-    if callable(samples):
-        return samples
+    if is_function(source):
+        return check_returned_samples(samples, input_signature, f"{_flag_of(name)}: '{source}'")
     structured = []
     for tensors in samples:
         values = iter(tensors)
@@ -240,14 +291,18 @@ def read_model_samples(args: argparse.Namespace, name: str, program: ExportedPro
     return structured
 
 
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def read_argument_samples(args: argparse.Namespace, name: str, input_infos: Sequence[TensorInfo]) -> Any:
-    """Read the samples of an argument as tuples of tensors, one per input. A user's function is returned unchanged.
+    """Read the samples of an argument as tuples of tensors, one per input. For a user's function, what it returns.
 
     Raises:
         ValueError: the samples do not fit the inputs.
     """
     normalization = ImageNormalization(args.mean or (0.0,), args.std or (1.0,))
-    return read_samples(getattr(args, name), f"--{name.replace('_', '-')}", input_infos, normalization)
+    return read_samples(getattr(args, name), _flag_of(name), input_infos, normalization)
 
 
 def program_inputs(program: Program, method: str) -> Sequence[TensorInfo]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_file, check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import SAMPLES
 from arm_recipes.cli.samples import check_source
 from arm_recipes.recipe import options
 
@@ -29,9 +30,12 @@ def add_command(commands: Commands) -> None:
         parser, "--samples", "samples to compare on, other than the calibration samples", required=True
     )
     arguments.add_recipe(parser, required=False)
-    parser.add_argument("--labels", type=Path, help="class indices in an .npy file, one per item of the samples")
-    parser.add_argument("--method", default="forward", help="method to run; default: forward")
-    parser.add_argument("--html", type=Path, help="write report and comparison to this HTML file (needs Plotly)")
+    samples = parser.group(SAMPLES)
+    samples.add_argument(
+        "--labels", type=Path, metavar="FILE", help="class indices in an .npy file, one per item of the samples"
+    )
+    samples.add_argument("--method", default="forward", metavar="NAME", help="method to run")
+    arguments.add_html(parser, "report and comparison")
     arguments.add_json(parser)
     parser.set_defaults(call=_compare)
 
@@ -66,8 +70,10 @@ def _compare_with_model(args: argparse.Namespace, labels: Any) -> tuple[Any, Any
     from arm_recipes import export
 
     program = arguments.load_model(args.model)
-    result = export(program, arguments.build_recipe(args, recipe_options, program))
+    calibration_samples = arguments.read_model_samples(args, "calibration_samples", program)
+    recipe = arguments.build_recipe(args, recipe_options, calibration_samples)
     samples = arguments.read_model_samples(args, "samples", program)
+    result = export(program, recipe)
     return result.compare(samples, labels, method=args.method), result.report
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import OUTPUT, RECIPE_GROUPS
 from arm_recipes.cli.samples import check_source
 
 if TYPE_CHECKING:
@@ -23,21 +24,34 @@ def add_command(commands: Commands) -> None:
         "inputs saved in the program.",
     )
     arguments.add_model(parser)
-    parser.add_argument(
-        "-o", "--output", type=Path, help="write the program to this file; default: the model's name with .pte"
-    )
     arguments.add_recipe(parser)
-    parser.add_argument("--reference", action="store_true", help="also write the reference program, model.tosa.pte")
-    parser.add_argument("--etrecord", action="store_true", help="also write the ETRecord, model.etrecord")
+    output = parser.group(OUTPUT)
+    output.add_argument(
+        *("-o", "--output"),
+        type=Path,
+        metavar="FILE",
+        help="write the program to this file; default: the model's name with .pte",
+    )
+    output.add_argument("--reference", action="store_true", help="also write the reference program, model.tosa.pte")
+    output.add_argument("--etrecord", action="store_true", help="also write the ETRecord, model.etrecord")
     arguments.add_samples(
         parser, "--bundled-samples", "also write a bundled program, model.bpte, with these samples and their outputs"
     )
-    parser.add_argument("--html", type=Path, help="write the report to this HTML file (needs Plotly)")
-    parser.add_argument(
+    arguments.add_html(parser, "the report")
+    compilation = parser.group(RECIPE_GROUPS["all"])
+    compilation.add_argument(
         "--channels-last", action="store_true", help="compile for inputs in torch.channels_last memory format"
     )
-    parser.add_argument("--cache-dir", type=Path, help="cache compiled programs in this folder")
-    parser.add_argument(
+    compilation.add_argument(
+        "--sizes",
+        type=arguments.parse_sizes,
+        action=arguments.MergeDicts,
+        metavar="DIMENSION=SIZES",
+        help="compile a program with dynamic shapes for these sizes, such as x_0=1,8 for axis 0 of input x; repeat for "
+        "several dimensions",
+    )
+    compilation.add_argument("--cache-dir", type=Path, metavar="FOLDER", help="cache compiled programs in this folder")
+    compilation.add_argument(
         "--verify", action="store_true", help="run each Ethos-U delegate and compare it with the TOSA reference model"
     )
     arguments.add_json(parser)
@@ -54,9 +68,19 @@ def _export(args: argparse.Namespace) -> None:
     from arm_recipes import export
 
     program = arguments.load_model(args.model)
-    recipe = arguments.build_recipe(args, recipe_options, program)
-    result = export(program, recipe, channels_last=args.channels_last, verify=args.verify, cache_dir=args.cache_dir)
+    samples = arguments.read_model_samples(args, "calibration_samples", program)
+    # Samples of the export are resized to each of the sizes, those of the recipe are not.
+    recipe = arguments.build_recipe(args, recipe_options, None if args.sizes else samples)
     bundled = arguments.read_model_samples(args, "bundled_samples", program)
+    result = export(
+        program,
+        recipe,
+        samples if args.sizes else None,
+        sizes=args.sizes,
+        channels_last=args.channels_last,
+        verify=args.verify,
+        cache_dir=args.cache_dir,
+    )
     result.save(output, reference=args.reference, etrecord=args.etrecord, bundled_samples=bundled)
     arguments.print_result(result.report, as_json=args.json)
     arguments.report_written(output)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_file
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import OUTPUT, SAMPLES
 from arm_recipes.cli.samples import check_source
 
 if TYPE_CHECKING:
@@ -23,11 +24,18 @@ def add_command(commands: Commands) -> None:
         "pools are sized to the byte and verified on this machine.",
     )
     parser.add_argument("program", type=Path, help=".pte file")
-    parser.add_argument(
-        "-o", "--output", type=Path, required=True, help="folder to write: new, empty or from an earlier call"
+    parser.group(OUTPUT).add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        required=True,
+        help="folder to write: new, empty or from an earlier call",
     )
-    arguments.add_samples(parser, "--samples", "inputs of the self-test, stored in flash; default: noise")
-    parser.add_argument("--method", default="forward", help="method that the samples are for; default: forward")
+    arguments.add_samples(parser, "--samples", "inputs of the self-test, stored in flash", default="noise")
+    parser.group(SAMPLES).add_argument(
+        "--method", default="forward", metavar="NAME", help="method that the samples are for"
+    )
     arguments.add_json(parser)
     parser.set_defaults(call=_firmware)
 
@@ -36,15 +44,12 @@ def _firmware(args: argparse.Namespace) -> None:
     if args.samples is not None:
         check_source(args.samples, "--samples")
     check_file(args.program, "program")
-    from arm_recipes.firmware.saving import save_firmware
-    from arm_recipes.runtime.load import load
+    from arm_recipes import load, save_firmware
 
     program, samples = load(args.program), None
     if args.samples is not None:
-        samples_or_function = arguments.read_argument_samples(
-            args, "samples", arguments.program_inputs(program, args.method)
-        )
-        samples = {args.method: samples_or_function() if callable(samples_or_function) else samples_or_function}
+        input_infos = arguments.program_inputs(program, args.method)
+        samples = {args.method: arguments.read_argument_samples(args, "samples", input_infos)}
     firmware = save_firmware(program, args.output, samples)
     arguments.print_result(firmware, as_json=args.json)
     arguments.report_written(args.output)

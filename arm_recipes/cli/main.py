@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from arm_backend_core.errors import ArmBackendError
+from arm_recipes._internal.files import check_writable, write
 from arm_recipes._internal.messages import LOGGER, ArmRecipesWarning, ExportError
 from arm_recipes._internal.versions import TOOLS, version
-from arm_recipes.cli import compare, export, firmware, inspect_program, list_recipes, run, sweep, tune
+from arm_recipes.cli import compare, completion, export, firmware, inspect_program, list_recipes, run, sweep, tune
+from arm_recipes.cli.arguments import check_no_overwrite, report_written
+from arm_recipes.cli.parser import GENERAL, Parser
 from arm_recipes.runtime.errors import RunError
 
+if TYPE_CHECKING:
+    from arm_recipes.cli.arguments import Commands
+
 #: In the order of a typical workflow.
-_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, list_recipes)
+_COMMANDS = (export, run, compare, inspect_program, sweep, tune, firmware, list_recipes, completion)
 _EXIT_CODES = "exit codes: 0 success; 1 export or run failed; 2 invalid arguments; 130 interrupted"
 
 
@@ -26,8 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         Exit code. 0: success; 1: an export or a run failed; 2: invalid arguments (as argparse); 130: interrupted.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal lacks is no reason to fail
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Importing PyTorch and ExecuTorch takes seconds: check the arguments first.
-    args = _make_parser().parse_args(arguments)
+    parser, commands = make_parser()
+    args = parser.parse_args(arguments, argparse.Namespace(parser=parser, commands=commands))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if args.quiet else "always", ArmRecipesWarning)
@@ -35,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 logging.basicConfig(format="%(message)s")
                 LOGGER.setLevel(logging.INFO)
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-            args.call(args)
+            _call_command(args)
             sys.stdout.flush()
     except BrokenPipeError:  # for example "| head": nobody reads the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,30 +61,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _call_command(args: argparse.Namespace) -> None:
+    """Call the command. With ``-o`` of a command without a file of its own, write what it prints to this file."""
+    result_file: Path | None = getattr(args, "result_file", None)
+    if result_file is None:
+        args.call(args)
+        return
+    target = check_writable(result_file)
+    read = [value for value in vars(args).values() if isinstance(value, (str, Path)) and value is not result_file]
+    check_no_overwrite(read, [result_file])
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        args.call(args)
+    write(target, printed.getvalue().encode())
+    report_written(target)
+
+
 def _print_error(error: Exception, code: int) -> int:
     print(f"error: {error}", file=sys.stderr)
     return code
 
 
-def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> tuple[Parser, Commands]:
+    """Make the parser of the program, and return it with its commands."""
+    parser = Parser(
         prog="arm-recipes",
         description="Compile PyTorch programs for Arm targets and run them on this machine.",
         epilog=_EXIT_CODES,
     )
-    parser.add_argument(
+    general = parser.group(GENERAL)
+    _add_help(general)
+    general.add_argument(
         "--version",
         action="version",
         version=_format_versions(),
         help="print the versions of this package and its tools, and exit",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(
+        prog=parser.prog, title="commands", dest="command", metavar="COMMAND", required=True
+    )
     for command in _COMMANDS:
         command.add_command(commands)
     for command_parser in commands.choices.values():
-        command_parser.add_argument("-q", "--quiet", action="store_true", help="suppress warnings")
-        command_parser.add_argument("-v", "--verbose", action="store_true", help="log each step and its time to stderr")
-    return parser
+        general = command_parser.group(GENERAL)
+        _add_help(general)
+        general.add_argument("-q", "--quiet", action="store_true", help="suppress warnings")
+        general.add_argument("-v", "--verbose", action="store_true", help="log each step and its time to stderr")
+    return parser, commands
+
+
+def _add_help(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("-h", "--help", action="help", help="show this help and exit")
 
 
 def _format_versions() -> str:

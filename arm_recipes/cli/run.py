@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_file, check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 
 if TYPE_CHECKING:
@@ -28,10 +29,16 @@ def add_command(commands: Commands) -> None:
     )
     parser.add_argument("program", type=Path, help=".pte file, or .tflite file compiled by Vela")
     arguments.add_samples(parser, "--inputs", "inputs, one call per sample", required=True)
-    parser.add_argument("--method", default="forward", help="method to run; default: forward")
-    parser.add_argument("--backend", choices=["tosa"], help="run the TOSA graphs of the delegates instead")
-    parser.add_argument(
-        "-o", "--output", type=Path, help="write the outputs to this .npz file, with samples along axis 0"
+    execution = parser.group("execution")
+    execution.add_argument("--method", default="forward", metavar="NAME", help="method to run")
+    execution.add_argument(
+        "--backend", choices=["tosa"], help="run the TOSA graphs of the delegates instead; default: the delegates"
+    )
+    parser.group(OUTPUT).add_argument(
+        *("-o", "--output"),
+        type=Path,
+        metavar="FILE",
+        help="write the outputs to this .npz file, with samples along axis 0",
     )
     arguments.add_json(parser)
     parser.set_defaults(call=_run)
@@ -52,7 +59,7 @@ def _run(args: argparse.Namespace) -> None:
     def execute(*tensors: Any, **named: Any) -> list[Any]:
         return program.execute(*tensors, method=args.method, backend=args.backend, **named)
 
-    outputs = list(call_batch(execute, samples() if callable(samples) else samples))
+    outputs = list(call_batch(execute, samples))
     rows = list(_output_rows(names, outputs))
     if args.json:
         arguments.print_json({"method": args.method, "outputs": rows})

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from arm_recipes.runtime.tensor_info import TensorInfo
+    from arm_recipes.samples.sample import Inputs, InputSignature
 
     Array = np.ndarray[Any, Any]
 
+#: Size of a dynamic dimension in the inputs of ``read_samples``. It accepts arrays of any size.
+DYNAMIC_SIZE = -1
 _FUNCTION_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp", ".ppm", ".pgm"})
@@ -40,6 +46,7 @@ def check_source(source: str, argument: str) -> None:
     path = Path(source).expanduser()
     if not path.exists():
         if _FUNCTION_PATTERN.fullmatch(source):
+            _check_module(source, argument)
             return
         raise ValueError(f"{argument}: there is no '{source}': {_accepted_sources()}")
     if path.is_dir():
@@ -63,15 +70,16 @@ def read_samples(
         normalization: normalization of images.
 
     Returns:
-        A list of tuples of tensors. For ``module:function``, the function, which returns samples for ``export``.
+        A list of tuples of tensors. For ``module:function``, what the function returns: samples as ``export`` takes.
 
     Raises:
-        ValueError: there are no samples, or they do not fit the inputs. The message names file, input and shape.
+        ValueError: there are no samples, they do not fit the inputs, or the function fails. The message names file,
+            input and shape, or the function and the line.
     """
     check_source(source, argument)
     path = Path(source).expanduser()
     if not path.exists():
-        return _import_function(source, argument)
+        return _call_function(_import_function(source, argument), f"{argument}: '{source}'")
     samples: list[tuple[Any, ...]] = []
     for file in _list_files(path, argument) if path.is_dir() else [path]:
         samples += _read_file(file, argument, input_infos, normalization)
@@ -100,18 +108,105 @@ def _list_files(folder: Path, argument: str) -> list[Path]:
     return files
 
 
-def _import_function(source: str, argument: str) -> Callable[[], Any]:
-    module, _, name = source.partition(":")
+def is_function(source: str) -> bool:
+    """Whether a source that ``check_source`` accepts is ``module:function``."""
+    return not Path(source).expanduser().exists()
+
+
+def _add_working_folder() -> None:
+    """Import modules also from the current folder, as "python -m" does: a console script has its own folder instead."""
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as "python -m" does: a console script has its own folder in sys.path instead
+        sys.path.insert(0, os.getcwd())
+
+
+def _check_module(source: str, argument: str) -> None:
+    """Check that the module of ``module:function`` exists. Imports only the packages that contain it.
+
+    Raises:
+        ValueError: there is no such module.
+    """
+    _add_working_folder()
+    module = source.partition(":")[0]
+    try:
+        found = importlib.util.find_spec(module) is not None
+    except Exception as error:
+        raise _make_import_error(source, argument, error) from error
+    if not found:
+        raise ValueError(
+            f"{argument}: '{source}': there is no module '{module}' in '{os.getcwd()}' or among the installed packages"
+        )
+
+
+def _make_import_error(source: str, argument: str, error: Exception) -> ValueError:
+    return ValueError(f"{argument}: '{source}' cannot be imported: {_describe_error(error)}")
+
+
+def _describe_error(error: Exception) -> str:
+    """Describe an exception of the user's module, with the innermost line of the traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [
+        f"{x.filename}:{x.lineno}" for x in frames if not x.filename.startswith(("<", importlib.__file__, __file__))
+    ]
+    return f"{type(error).__name__}: {error}{f' ({lines[-1]})' if lines else ''}"
+
+
+def _import_function(source: str, argument: str) -> Callable[[], Any]:
+    _add_working_folder()
+    module, _, name = source.partition(":")
     try:
         value = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{argument}: '{source}' cannot be imported from here: {error}") from error
+    except Exception as error:
+        raise _make_import_error(source, argument, error) from error
     if not callable(value):
         raise ValueError(f"{argument}: '{source}' is of type {type(value).__name__}, not a function without arguments")
     function: Callable[[], Any] = value
     return function
+
+
+def check_returned_samples(samples: Any, input_signature: InputSignature, label: str) -> Any:
+    """Check samples that a user's function returned. Of a ``DataLoader``, which the export batches, only the first.
+
+    Returns:
+        the samples as a list, or the ``DataLoader``.
+
+    Raises:
+        ValueError: there are no samples, or one does not fit the program. The message names argument and function.
+    """
+    from torch.utils.data import DataLoader
+
+    from arm_recipes.samples.inputs import to_sample_list
+    from arm_recipes.samples.sample import as_inputs, rebatch
+
+    def normalize(values: Iterable[Any]) -> Iterator[Inputs]:
+        for index, sample in enumerate(values):
+            yield input_signature.without_labels(as_inputs(sample, f"{label}: samples[{index}]"))
+
+    is_loader = isinstance(samples, DataLoader)
+    if not is_loader:
+        samples = to_sample_list("forward", samples, label)
+    normalized = normalize(samples)
+    checked = islice(rebatch(normalized, input_signature), 1) if is_loader else normalized
+    index = -1
+    for index, sample in enumerate(checked):
+        input_signature.check(sample, f"{label}: samples[{index}]")
+    if index < 0:
+        raise ValueError(f"{label} returned no samples; return a list of samples, [(x,)]")
+    return samples
+
+
+def _call_function(function: Callable[[], Any], label: str) -> Any:
+    """Call the user's function.
+
+    Raises:
+        ValueError: it raised an exception, or returned no samples. The message names the function and the line.
+    """
+    try:
+        samples = function()
+    except Exception as error:
+        raise ValueError(f"{label} failed: {_describe_error(error)}") from error
+    if samples is None:
+        raise ValueError(f"{label} returned None; return a list of samples, [(x,)]")
+    return samples
 
 
 def _read_file(
@@ -157,17 +252,23 @@ def _load_arrays(file: Path, input_infos: Sequence[TensorInfo], label: str) -> l
 def _split_array(array: Array, input_info: TensorInfo, label: str) -> list[Any]:
     """Split an array into samples, as tensors of the input's dtype."""
     shape = tuple(input_info.shape)
-    if array.shape == shape or (1, *array.shape) == shape:
-        pieces = [array.reshape(shape)]
-    elif array.shape[1:] == shape:
+    if _has_shape(array.shape, shape):
+        pieces = [array]
+    elif _has_shape((1, *array.shape), shape):
+        pieces = [array[None]]
+    elif _has_shape(array.shape[1:], shape):
         pieces = list(array)
-    elif shape and array.shape[1:] == shape[1:] and len(array):
+    elif shape and shape[0] != DYNAMIC_SIZE and _has_shape(array.shape[1:], shape[1:]) and len(array):
         pieces = list(_split_into_batches(array, shape[0]))
     else:
         raise ValueError(
             f"{label}: input '{input_info.name}' has the shape {list(shape)}, the array {list(array.shape)}"
         )
     return [_to_tensor(piece, input_info, label) for piece in pieces]
+
+
+def _has_shape(actual: Sequence[int], expected: Sequence[int]) -> bool:
+    return len(actual) == len(expected) and all(e in (a, DYNAMIC_SIZE) for a, e in zip(actual, expected, strict=True))
 
 
 def _split_into_batches(array: Array, count: int) -> Iterator[Array]:
@@ -202,7 +303,13 @@ def _load_image(file: Path, input_info: TensorInfo, normalization: ImageNormaliz
     """Load an image for an input [N, C, H, W]: resize it to cover H x W, crop the center, normalize."""
     import numpy as np
 
-    if len(input_info.shape) != 4 or input_info.shape[1] not in (1, 3) or not input_info.dtype.startswith("float"):
+    shape = input_info.shape
+    if (
+        len(shape) != 4
+        or shape[1] not in (1, 3)
+        or DYNAMIC_SIZE in shape[2:]
+        or not input_info.dtype.startswith("float")
+    ):
         raise ValueError(f"{label} is an image; the model takes {input_info}, not float [N, 1 or 3, height, width]")
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError

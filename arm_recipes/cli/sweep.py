@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes._internal.files import check_saved_program, check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.sweep.configurations import ALL_VALUES, list_configurations
 
@@ -26,24 +27,31 @@ def add_command(commands: Commands) -> None:
         description="Compile a model for every combination of recipes, MACs, system configurations and memory modes.",
     )
     arguments.add_model(parser)
-    arguments.add_samples(
-        parser, "--samples", "samples to calibrate and measure with; default: the inputs in the model's file"
-    )
+    arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
+    configurations = parser.group("configurations")
     for name, default in (
         ("recipe", "default: the int8 recipes"),
         ("system-config", "default: the recipe's; 'all' for all"),
         ("memory-mode", "default: all"),
     ):
         dest = name.replace("-", "_") + "s"
-        parser.add_argument(
+        configurations.add_argument(
             f"--{name}", dest=dest, action="append", metavar="NAME", help=f"repeat for several; {default}"
         )
-    parser.add_argument("--macs", type=int, action="append", help="MACs per cycle; repeat for several; default: all")
+    configurations.add_argument(
+        "--macs", type=int, action="append", metavar="N", help="MACs per cycle; repeat for several; default: all"
+    )
     for name in _RECIPE_FLAGS:
         arguments.add_option(parser, name)
     arguments.add_option(parser, "optimise", default="auto")
-    parser.add_argument("--cache-dir", type=Path, help="keep finished configurations in this folder and resume from it")
-    parser.add_argument("--html", type=Path, help="write a chart to this HTML file (needs Plotly)")
+    output = parser.group(OUTPUT)
+    output.add_argument(
+        "--cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="keep finished configurations in this folder and resume from it",
+    )
+    arguments.add_html(parser, "a chart")
     arguments.add_json(parser)
     parser.set_defaults(call=_sweep)
 

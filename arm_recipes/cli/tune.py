@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable
 from arm_recipes.cli import arguments
+from arm_recipes.cli.parser import OUTPUT
 from arm_recipes.cli.samples import check_source
 from arm_recipes.explore.tune import goals
 from arm_recipes.recipe import precisions
@@ -25,31 +26,36 @@ def add_command(commands: Commands) -> None:
         "Default goal: at most 1.1 times the cycles of the recipe's own program.",
     )
     arguments.add_model(parser)
+    goal = parser.group("goal")
     arguments.add_recipe(parser)
-    arguments.add_samples(
-        parser, "--samples", "samples to calibrate and measure with; default: the inputs in the model's file"
-    )
-    arguments.add_samples(parser, "--test-samples", "samples to test the result with, other than --samples")
+    arguments.add_samples(parser, "--samples", "samples to calibrate and measure with", default=arguments.MODEL_INPUTS)
+    arguments.add_samples(parser, "--test-samples", "samples to test the result with", default="some of --samples")
     for name in goals.COST_KINDS:
-        parser.add_argument(
+        goal.add_argument(
             f"--{name}",
             type=_parse_limit,
-            help="upper limit: a factor such as 1.1, or absolute such as 512KiB or 400000",
+            metavar="LIMIT",
+            help=f"limit of the {name}: a factor of the recipe's own program such as 1.1, or absolute such as 400000 "
+            "or 512KiB",
         )
-    parser.add_argument(
+    goal.add_argument(
         "--sqnr", type=float, metavar="DB", help="minimum SQNR in dB; find the cheapest program that reaches it"
     )
-    parser.add_argument(
+    goal.add_argument(
         "--candidate-precisions",
         action="append",
         choices=precisions.PRECISION_NAMES,
         metavar="NAME",
-        help="precision to choose from; repeat for several",
+        help=f"precision to choose from: {', '.join(precisions.PRECISION_NAMES)}; repeat for several; default: the "
+        "recipe's own and A16W8; for VGF also floating point; with a flash limit also A8W4",
     )
-    parser.add_argument("--cache-dir", type=Path, help="keep results in this folder and resume from it")
-    parser.add_argument("-o", "--output", type=Path, help="write the program to this file")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write the recipe to this file, for export --tuned")
-    parser.add_argument("--html", type=Path, help="write a chart to this HTML file (needs Plotly)")
+    output = parser.group(OUTPUT)
+    output.add_argument(
+        "--cache-dir", type=Path, metavar="FOLDER", help="keep results in this folder and resume from it"
+    )
+    output.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the program to this file")
+    output.add_argument("--save", type=Path, metavar="FILE", help="write the recipe to this file, for export --tuned")
+    arguments.add_html(parser, "a chart")
     arguments.add_json(parser)
     parser.set_defaults(call=_tune)
 
@@ -68,9 +74,11 @@ def _tune(args: argparse.Namespace) -> None:
     from arm_recipes import ArmRecipe, tune
 
     program = arguments.load_model(args.model)
-    recipe = arguments.build_recipe(args, recipe_options, program)
+    calibration_samples = arguments.read_model_samples(args, "calibration_samples", program)
+    recipe = arguments.build_recipe(args, recipe_options, calibration_samples)
     assert isinstance(recipe, ArmRecipe)
     samples = arguments.read_model_samples(args, "samples", program)
+    test_samples = arguments.read_model_samples(args, "test_samples", program)
     result = tune(
         program,
         recipe,
@@ -78,7 +86,7 @@ def _tune(args: argparse.Namespace) -> None:
         budget=budget,
         min_metric=args.sqnr,
         candidate_precisions=args.candidate_precisions,
-        test_samples=arguments.read_model_samples(args, "test_samples", program),
+        test_samples=test_samples,
         cache_dir=args.cache_dir,
     )
     if paths["output"] is not None:

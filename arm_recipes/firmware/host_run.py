@@ -76,9 +76,16 @@ def run_on_host(program: bytes, sizes: PoolSizes, cases: Sequence[FirmwareTestCa
     with tempfile.TemporaryDirectory(prefix="arm-firmware-") as name:
         folder = Path(name)
         (folder / "model.pte").write_bytes(program)
-        (folder / "request").write_text("".join(f"{line}\n" for line in _list_request_lines(folder, sizes, cases)))
+        (folder / "request").write_text(
+            "".join(f"{line}\n" for line in _list_request_lines(folder, sizes, cases)),
+            encoding="utf-8",
+        )
         completed = subprocess.run(
-            [str(executable), str(folder / "request")], capture_output=True, text=True, check=False
+            [str(executable), str(folder / "request")],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
         )
         if completed.returncode != 0:
             log = "\n".join(completed.stderr.strip().splitlines()[-_LOG_LINES:]) or f"exit code {completed.returncode}"

@@ -103,7 +103,7 @@ def render_files(model: FirmwareModel) -> dict[str, bytes]:
     root = files("arm_recipes.firmware") / "templates"
     result = {}
     for name in _TEMPLATES:
-        text = root.joinpath(*name.split("/")).read_text()
+        text = root.joinpath(*name.split("/")).read_text(encoding="utf-8")
         result[name] = _fill_placeholders(text, {**placeholders, **placeholders_of_file.get(name, {})}).encode()
     return result
 

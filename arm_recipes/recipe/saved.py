@@ -23,7 +23,7 @@ def read_recipe(source: str | Path | Mapping[str, Any]) -> tuple[str, dict[str, 
     if not isinstance(source, Mapping):
         description = f"'{source}'"
         try:
-            content = json.loads(Path(source).expanduser().read_text())
+            content = json.loads(Path(source).expanduser().read_text(encoding="utf-8"))
         except OSError as error:
             raise ValueError(f"{description} cannot be read: {error.strerror}") from error
         except ValueError as error:

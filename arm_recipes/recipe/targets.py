@@ -153,5 +153,5 @@ def normalize_recipe_name(given: str) -> str:
     if name in SPEC_BUILDERS:
         return name
     near = get_close_matches(name, SPEC_BUILDERS, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise ValueError(f"there is no recipe {given!r}; {hint}(allowed: {', '.join(SPEC_BUILDERS)})")
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no recipe {given!r}{hint} (allowed: {', '.join(SPEC_BUILDERS)})")

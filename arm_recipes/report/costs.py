@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from arm_recipes._internal.rendering import Section, format_bytes
+from arm_recipes._internal.rendering import BAR_CHARACTERS, Section, format_bytes
 from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
 
 #: Maximum number of layers, and of tensors of each memory, in the printed report.
 _MAX_LAYER_ROWS, _MAX_TENSOR_ROWS = 8, 5
 _CHART_COLUMNS = 48
-_BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 
 
 def layer_sections(layers: Sequence[LayerCost], suffix: str) -> Iterator[Section]:
@@ -94,4 +93,4 @@ def _draw_bar_chart(values: Sequence[int]) -> str:
     count = min(len(values), _CHART_COLUMNS)
     edges = [i * len(values) // count for i in range(count + 1)]
     bar_values = [max(values[start:end]) for start, end in pairwise(edges)]
-    return "".join(_BAR_CHARACTERS[(len(_BAR_CHARACTERS) - 1) * bar_value // maximum] for bar_value in bar_values)
+    return "".join(BAR_CHARACTERS[(len(BAR_CHARACTERS) - 1) * bar_value // maximum] for bar_value in bar_values)

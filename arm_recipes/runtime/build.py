@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from arm_backend_core.alternatives.disk_cache import cache_folder
+from arm_recipes._internal.messages import announce, import_quietly
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
 #: Folder of the C++ sources, which wheels of this project contain.
@@ -93,9 +94,7 @@ def list_plugin_sources() -> list[Path]:
 
 
 def _executorch_folder() -> Path:
-    import executorch.runtime
-
-    return Path(executorch.runtime.__file__).parents[1]
+    return Path(str(import_quietly("executorch.runtime").__file__)).parents[1]
 
 
 def _cache_key(executorch: Path, folders: Sequence[str] = _PLUGIN_FOLDERS, link_flags: Sequence[str] = ()) -> str:
@@ -145,6 +144,7 @@ def _build_binary(
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
     command = [*_find_compiler(what), *_COMPILER_FLAGS]
+    announce(f"Building {what}, once for this version of ExecuTorch. This takes about 6 s.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Build under a temporary name and rename, because another process may build or load the same file.
@@ -169,7 +169,7 @@ def _build_binary(
 
 def _run_compiler(what: str, command: Sequence[str]) -> None:
     try:
-        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError as error:
         raise RuntimeUnavailable(
             f"Building {what}: the compiler '{command[0]}' cannot be started: {error.strerror}. Set CXX to another one."

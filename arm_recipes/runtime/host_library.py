@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime.errors import RuntimeUnavailable
 from arm_recipes.runtime.lazy import once
 
@@ -22,7 +23,7 @@ def load_plugin() -> ctypes.CDLL:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
     # This import loads the library with ExecuTorch's runtime, whose symbols the plugin needs.
-    import executorch.extension.pybindings.portable_lib  # noqa: F401
+    import_quietly("executorch.extension.pybindings.portable_lib")
 
     from arm_recipes.runtime import build
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime.delegates import DELEGATE_FACTORIES, Delegate, create_delegate
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
@@ -283,7 +284,7 @@ def register_backends() -> Sequence[_Executor]:
         RuntimeUnavailable: the plugin cannot be built or loaded, or other code has registered these backends.
     """
     # Registers the quantize and dequantize kernels that VGF programs need; ExecuTorch's base runtime lacks them.
-    import executorch.kernels.quantized  # noqa: F401
+    import_quietly("executorch.kernels.quantized")
 
     loaded = load_plugin()
     _call_or_raise(loaded.arm_host_install)

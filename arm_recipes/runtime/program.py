@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
+from arm_recipes._internal.messages import import_quietly
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import bind_arguments, call_batch, check_input, reject_old_backend_argument
 from arm_recipes.runtime.delegates import DELEGATE_FACTORIES
@@ -323,10 +324,8 @@ class Program:
 
     def _checked_runtime(self, name: str) -> Any:
         """Return ExecuTorch's runtime, after a check that it has the backends and kernels that a method needs."""
-        from executorch.runtime import Runtime
-
         plugin.register_backends()
-        runtime = Runtime.get()
+        runtime = import_quietly("executorch.runtime").Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
         return runtime

@@ -236,11 +236,17 @@ def reject_dynamic_shapes(models: Mapping[str, Model], dynamic_shapes: Any) -> N
     for method, model in models.items():
         if not isinstance(model, ExportedProgram):
             continue
-        for node in model.graph.nodes:
-            value = node.meta.get("val") if node.op == "placeholder" else None
-            if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
-                description = f"input '{node.name}' of method '{method}'"
-                raise ValueError(f"{description} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}")
+        input_signature = InputSignature.from_program(model)
+        for name, leaf in zip(input_signature.names, input_signature.leaves, strict=True):
+            shape = leaf.shape if isinstance(leaf, torch.Tensor) else ()
+            axes = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
+            if axes:
+                text = ", ".join("?" if axis in axes else str(size) for axis, size in enumerate(shape))
+                raise ValueError(
+                    f"input '{name}' of method '{method}' has the dynamic shape [{text}]. Arm targets are compiled for "
+                    f"fixed shapes: list those to export, sizes={{'{name}_{axes[0]}': [1, 8]}} (command line: --sizes "
+                    f"{name}_{axes[0]}=1,8)"
+                )
 
 
 @contextmanager

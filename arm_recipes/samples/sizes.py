@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+import sympy
 import torch
 from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_recipes.samples.inputs import Examples, Model
-from arm_recipes.samples.sample import Inputs
+from arm_recipes.samples.sample import Inputs, InputSignature
 from arm_recipes.types import Sizes
 
 #: Axis -> ``torch.export.Dim``, for the dynamic dimensions of a tensor.
@@ -83,7 +84,10 @@ def expand_sizes(
     all_dims: dict[str, Any] = {}
     for method, model in models.items():
         shapes = by_method.get(method)
-        axes = _dynamic_axes(model, examples[method][0], shapes) if shapes is not None else []
+        if shapes is not None:
+            axes = _dynamic_axes(model, examples[method][0], shapes)
+        else:
+            axes = program_axes(model) if isinstance(model, ExportedProgram) else []
         dims = {dim.__name__: dim for leaf in axes for dim in map(_root_dimension, leaf.values())}
         all_dims |= dims
         if not dims:
@@ -111,9 +115,51 @@ def expand_sizes(
         variants[method] = ShapeVariants(methods_by_name, inputs)
     for name in sizes:
         if name not in all_dims:
-            listed = ", ".join(f"'{dim}'" for dim in all_dims) or "none with a name"
-            raise ValueError(f"sizes: dynamic_shapes have no dimension '{name}'; they have {listed}")
+            listed = ", ".join(f"'{dim}'" for dim in all_dims) or "none"
+            raise ValueError(f"sizes: there is no dynamic dimension '{name}'; there are: {listed}")
     return all_models, all_examples, variants
+
+
+def program_axes(program: ExportedProgram) -> list[DynamicAxes]:
+    """Return the dynamic dimensions of each input of a program, in the order of ``InputSignature``.
+
+    A saved program does not have the names of its dimensions. A dimension gets the name of the first input and axis
+    with this size: ``x_0`` for axis 0 of input ``x``. Other sizes must be linear in such a size, such as ``2 * x_0``.
+
+    Raises:
+        ValueError: the size of an axis is another expression.
+    """
+    input_signature = InputSignature.from_program(program)
+    shapes: list[Any] = [leaf.shape if isinstance(leaf, torch.Tensor) else () for leaf in input_signature.leaves]
+    expressions = {
+        name: {axis: size.node.expr for axis, size in enumerate(shape) if not isinstance(size, int)}
+        for name, shape in zip(input_signature.names, shapes, strict=True)
+    }
+    dims: dict[sympy.Symbol, Any] = {}
+    for name, axes in expressions.items():
+        for axis, expression in axes.items():
+            if expression.is_Symbol and expression not in dims:
+                bounds = program.range_constraints[expression]
+                upper = int(bounds.upper) if bounds.upper.is_Integer else None
+                dims[expression] = Dim(f"{name}_{axis}", min=int(bounds.lower), max=upper)
+    return [
+        {axis: derive_dimension(expression, dims, f"{name}_{axis}") for axis, expression in axes.items()}
+        for name, axes in expressions.items()
+    ]
+
+
+def derive_dimension(expression: sympy.Expr, dims: Mapping[sympy.Symbol, Any], name: str) -> Any:
+    """Return the dimension of a size: a named one, or ``factor * dimension + offset``."""
+    symbols = expression.free_symbols
+    if len(symbols) == 1 and (symbol := next(iter(symbols))) in dims:
+        factor, offset = expression.coeff(symbol, 1), expression.coeff(symbol, 0)
+        if factor.is_Integer and offset.is_Integer and factor * symbol + offset == expression:
+            scaled = dims[symbol] if factor == 1 else dims[symbol] * int(factor)
+            return scaled if offset == 0 else scaled + int(offset)
+    raise ValueError(
+        f"sizes: the dynamic dimension '{name}' is {expression}, which is not linear in the size of another input: "
+        "export the program with dynamic_shapes and sizes from Python"
+    )
 
 
 def _variant_name(method: str, sizes: Mapping[str, int]) -> str:
@@ -125,7 +171,7 @@ def _check_sizes(dims: Mapping[str, Any], sizes: Sizes) -> None:
         listed = sizes.get(name)
         if not listed:
             raise ValueError(
-                f"sizes: there are none for the dimension '{name}' of dynamic_shapes, and Arm targets are compiled for "
+                f"sizes: there are none for the dynamic dimension '{name}', and Arm targets are compiled for "
                 f"fixed shapes: list the sizes to export, sizes={{'{name}': [1, 8]}}"
             )
         for size in listed:

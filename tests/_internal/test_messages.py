@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import io
 import logging
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -18,7 +22,9 @@ from torch import nn
 
 import arm_recipes
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
-from arm_recipes._internal.messages import suppress_warnings, warn
+from arm_recipes._internal.messages import announce, suppress_warnings, warn
+from tests.import_graph import ROOT, list_sources
+from tests.small_models import Small, images
 
 
 def _warn_from(module: str) -> None:
@@ -69,6 +75,44 @@ def test_no_handler_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     with suppress_warnings():
         logging.info("installs a handler if there is none")
     assert root.handlers == []
+
+
+_RUN = "import sys, torch, arm_recipes; arm_recipes.load(sys.argv[1]).run(torch.zeros(1, 3, 8, 8))"
+
+
+@pytest.mark.parametrize("arguments", [["-c", _RUN], ["-m", "arm_recipes", "inspect"]])
+def test_a_fresh_process_prints_nothing_of_third_parties(arguments: list[str], tmp_path: Path) -> None:
+    program = tmp_path / "small.pte"
+    export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), images(1), output=program)
+    done = subprocess.run([sys.executable, *arguments, str(program)], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_modules_that_a_process_may_import_first_import_executorch_quietly() -> None:
+    """An import statement of ExecuTorch outside ``suppress_warnings`` prints lines of torchao and PyTorch."""
+    statements = [
+        f"{source}:{node.lineno}"
+        for folder in ("arm_recipes/cli", "arm_recipes/runtime")
+        for source in list_sources(folder, ROOT)
+        for block in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if not (isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING")
+        for node in ast.iter_child_nodes(block)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        and ast.unparse(node).split()[1].split(".")[0] in ("executorch", "torchao")
+    ]
+    assert statements == []
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_waiting_is_announced_on_terminals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, expected in ((_Terminal(), "Building\n"), (io.StringIO(), "")):
+        monkeypatch.setattr(sys, "stderr", stream)
+        announce("Building")
+        assert stream.getvalue() == expected
 
 
 def test_a_warning_points_at_the_line_outside_of_the_libraries() -> None:

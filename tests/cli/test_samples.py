@@ -9,9 +9,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, TensorDataset
 
-from arm_recipes.cli.samples import ImageNormalization, check_source, read_samples
+from arm_recipes.cli.samples import (
+    DYNAMIC_SIZE,
+    ImageNormalization,
+    check_returned_samples,
+    check_source,
+    read_samples,
+)
 from arm_recipes.runtime.tensor_info import TensorInfo
+from arm_recipes.samples.sample import Inputs, InputSignature
 
 _AS_IT_IS = ImageNormalization((0.0,), (1.0,))
 _ONE = TensorInfo("x", "float32", (2, 3))
@@ -134,11 +142,19 @@ def test_what_is_no_image_and_what_takes_none(tmp_path: Path) -> None:
 
 
 def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_samples_module.py").write_text("def made():\n    return [(1,), (2,)]\n\nvalue = 3\n")
+    (tmp_path / "my_samples_module.py").write_text(
+        "def made():\n    return [(1,), (2,)]\n\nvalue = 3\n"
+        "def nothing():\n    pass\ndef fails():\n    return {}['data']\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert read_samples("my_samples_module:made", "--inputs", [_ONE], _AS_IT_IS)() == [(1,), (2,)]
-    for name, reason in (("value", "is of type int, not a function"), ("none", "cannot be imported from here")):
+    assert read_samples("my_samples_module:made", "--inputs", [_ONE], _AS_IT_IS) == [(1,), (2,)]
+    for name, reason in (
+        ("value", "is of type int, not a function"),
+        ("absent", r"cannot be imported: AttributeError: .* has no attribute 'absent'"),
+        ("nothing", r"returned None; return a list of samples"),
+        ("fails", r"failed: KeyError: 'data' \(.*my_samples_module.py:8\)"),
+    ):
         with pytest.raises(ValueError, match=reason):
             read_samples(f"my_samples_module:{name}", "--inputs", [_ONE], _AS_IT_IS)
 
@@ -157,4 +173,48 @@ def test_sources_are_checked_before_they_are_read(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=f"--samples: .*{reason}"):
             check_source(source, "--samples")
-    check_source("package.module:function", "--samples")
+    check_source("json.decoder:function", "--samples")  # the function is looked up when the module is imported
+
+
+def test_modules_are_checked_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=f"--samples: 'absent:f': there is no module 'absent' in '{tmp_path}'"):
+        check_source("absent:f", "--samples")
+    with pytest.raises(ValueError, match=r"'absent.module:f' cannot be imported: .*No module named 'absent'"):
+        check_source("absent.module:f", "--samples")
+
+
+_SIGNATURE = InputSignature.from_inputs(Inputs(torch.zeros(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([(torch.zeros(2, 3),), (torch.zeros(2, 4),)], r"samples\[1\], input 0 .* has shape \(2, 4\), the model takes"),
+        ([(torch.zeros(2, 3).double(),)], r"samples\[0\], input 0 .* is torch.float64"),
+        (
+            [torch.zeros(2, 3)],
+            r"\[0\] of method 'forward' must be a tuple of the model's inputs",
+        ),
+        ([], "returned no samples"),
+        (3, "must be a list of input tuples"),
+        (DataLoader(TensorDataset(torch.zeros(4, 4)), batch_size=2), r"samples\[0\], input 0 .* has shape \(2, 4\)"),
+    ],
+)
+def test_returned_samples_that_do_not_fit_name_the_function(samples: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        check_returned_samples(samples, _SIGNATURE, "--samples: 'a:b'")
+    assert str(caught.value).startswith("--samples: 'a:b'")
+
+
+def test_returned_samples_that_fit() -> None:
+    samples = [(torch.zeros(2, 3),), (torch.ones(2, 3), "label")]
+    assert check_returned_samples((sample for sample in samples), _SIGNATURE, "--samples: 'a:b'") == samples
+    loader = DataLoader(TensorDataset(torch.zeros(8, 3), torch.zeros(8)), batch_size=4)
+    assert check_returned_samples(loader, _SIGNATURE, "--samples: 'a:b'") is loader
+
+
+def test_arrays_for_dynamic_sizes(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((4, 5, 3), np.float32))
+    for shape, count in (((DYNAMIC_SIZE, 3), 4), ((4, DYNAMIC_SIZE, 3), 1), ((2, DYNAMIC_SIZE, 3), 2)):
+        assert len(_read(tmp_path / "x.npy", TensorInfo("x", "float32", shape))) == count

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from arm_backend_core.backends.payload import VelaEstimates
 from arm_backend_core.events import BoundaryTensor, Delegate
-from arm_recipes._internal.rendering import format_bytes
+from arm_recipes._internal.rendering import BAR_CHARACTERS, Renderable, Section, format_bytes
 from arm_recipes.report.record import MethodReport, Quantization
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -149,3 +152,25 @@ def test_quantize_and_dequantize() -> None:
 def test_a_float_tensor_has_no_parameters() -> None:
     with pytest.raises(ValueError, match=r"'x' is not quantized \(float32\); export with quantized_io=True"):
         TensorInfo("x", "float32", (4,)).quantize(torch.zeros(4))
+
+
+class _Chart(Renderable):
+    def sections(self) -> Iterator[Section]:
+        yield "Größe", [("over time", BAR_CHARACTERS)]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "heading", "bars"),
+    [
+        ("ascii", r"Gr\xf6\xdfe", "_.-:=+*#"),
+        ("latin-1", "Größe", "_.-:=+*#"),
+        ("utf-8", "Größe", BAR_CHARACTERS),
+    ],
+)
+def test_print_works_on_terminals_of_any_encoding(
+    encoding: str, heading: str, bars: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    print(_Chart(), flush=True)
+    assert stream.buffer.getvalue().decode(encoding) == f"{heading}\n  over time  {bars}\n"

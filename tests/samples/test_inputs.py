@@ -412,7 +412,7 @@ def test_dynamic_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dynamic_shapes=.*Arm targets are compiled for fixed shapes"):
         inputs.reject_dynamic_shapes({"forward": nn.ReLU()}, shapes)
     program = torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_shapes=shapes)
-    with pytest.raises(ValueError, match=r"input 'input' of method 'forward' has the dynamic shape \[s\d+, 3\]"):
+    with pytest.raises(ValueError, match=r"input 'input' .* has the dynamic shape \[\?, 3\].*--sizes input_0=1,8"):
         inputs.reject_dynamic_shapes({"forward": program}, None)
     inputs.reject_dynamic_shapes({"forward": _program()}, None)
 

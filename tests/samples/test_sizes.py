@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.export import Dim
 
 import arm_recipes
 from arm_recipes import ArmRecipeType, ExportResult
+from arm_recipes.samples.sizes import derive_dimension, program_axes
 
 BATCH, SEQ = Dim("batch", min=1, max=8), Dim("seq", min=1, max=64)
 SHAPES = {"x": {0: BATCH, 1: SEQ}, "mask": {0: BATCH, 1: SEQ}}
@@ -115,13 +117,40 @@ def test_inputs_that_disagree() -> None:
     ("sizes", "shapes", "message"),
     [
         (None, SHAPES, "list those to export, sizes="),
-        ({"batch": [1]}, SHAPES, "there are none for the dimension 'seq'"),
-        ({**SIZES, "length": [1]}, SHAPES, "no dimension 'length'; they have 'batch', 'seq'"),
+        ({"batch": [1]}, SHAPES, "there are none for the dynamic dimension 'seq'"),
+        ({**SIZES, "length": [1]}, SHAPES, "no dynamic dimension 'length'; there are: 'batch', 'seq'"),
         ({"batch": [1], "seq": [128]}, SHAPES, "128 of 'seq' is not a size from 1 to 64"),
-        ({"seq": [4]}, None, "no dimension 'seq'; they have none with a name"),
+        ({"seq": [4]}, None, "no dynamic dimension 'seq'; there are: none"),
         ({"seq": [4]}, {"x": {1: Dim.DYNAMIC}, "mask": None}, "which has no name to list sizes for"),
     ],
 )
 def test_wrong_sizes(sizes: Any, shapes: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _export("TOSA_FP", sizes, shapes)
+
+
+class _Halves(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y[:, ::2] + y[:, 1::2]
+
+
+def test_dimensions_of_a_program_are_named_by_input_and_axis() -> None:
+    shapes = ({0: BATCH, 1: SEQ}, {0: BATCH, 1: 2 * SEQ})
+    example = torch.randn(2, 4, 3), torch.randn(2, 8, 3)
+    program = torch.export.export(_Halves(), example, dynamic_shapes=shapes)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)
+    result = arm_recipes.export(program, recipe, sizes={"x_0": [1, 2], "x_1": [4, 16]})
+    for batch, seq in ((1, 4), (2, 16)):
+        x, y = torch.randn(batch, seq, 3), torch.randn(batch, 2 * seq, 3)
+        assert torch.allclose(result.run(x, y), _Halves()(x, y), atol=1e-5)
+    with pytest.raises(ValueError, match="128 of 'x_1' is not a size from 1 to 64"):
+        arm_recipes.export(program, recipe, sizes={"x_0": [1], "x_1": [128]})
+
+
+def test_a_dimension_that_is_no_multiple_of_another_is_refused() -> None:
+    squares = torch.export.export(nn.Identity(), (torch.randn(4, 16),), dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    first, second = program_axes(squares)[0].values()
+    assert (first.__name__, second.__name__) == ("input_0", "input_1")
+    symbol = sympy.Symbol("s0")
+    with pytest.raises(ValueError, match=r"'x_1' is s0\*\*2, which is not linear"):
+        derive_dimension(symbol**2, {symbol: Dim("x_0")}, "x_1")

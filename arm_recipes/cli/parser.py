@@ -1,0 +1,110 @@
+"""Argument parser of the command line: options in titled groups with their defaults, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from typing import Any, NoReturn
+
+from arm_recipes.recipe import options
+
+#: Titles of the option groups that several commands have.
+SAMPLES, OUTPUT, GENERAL = "samples", "output", "general"
+#: Title of the group of a recipe option, by the recipes that accept it (``Option.group``).
+RECIPE_GROUPS = {
+    "all": "compilation",
+    "int": "quantization (INT8, A8W4 and A16W8 recipes)",
+    "ethos-u": "NPU (Ethos-U recipes)",
+    "ethos-u85": "NPU (Ethos-U recipes)",
+    "tosa": "TOSA and VGF recipes",
+    "tosa-fp": "TOSA and VGF recipes",
+}
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Formats help with a usage line of the required arguments, and with the default of every option with a value."""
+
+    _alternatives: Collection[str] = ()  #: arguments of which one is required
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
+    ) -> None:
+        required_groups = [group for group in groups if group.required]
+        self._alternatives = {action.dest for group in required_groups for action in group._group_actions}
+        shown = [x for x in actions if x.required or not x.option_strings or x.dest in self._alternatives]
+        all_others = argparse.Action(["options"], "options", nargs=0)
+        super().add_usage(usage, [all_others, *shown], required_groups, prefix)
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # argparse ignores that commands are indented once more
+            self._action_max_length += self._indent_increment
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        is_required = action.required or action.dest in self._alternatives
+        if text is None or not action.option_strings or action.nargs == 0 or is_required or "default" in text:
+            return text
+        return f"{text}; default: {_format_default(action)}"
+
+
+def _format_default(action: argparse.Action) -> str:
+    default = action.default
+    if default == argparse.SUPPRESS:
+        default = options.OPTIONS[action.dest].default
+    return "none" if default is None else str(default)
+
+
+class Parser(argparse.ArgumentParser):
+    """Parser of the program or of a command."""
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(formatter_class=_HelpFormatter, add_help=False, **keywords)
+        self._groups: dict[str, argparse._ArgumentGroup] = {}
+
+    def group(self, title: str) -> argparse._ArgumentGroup:
+        """Return the group of options with a title, which is created if needed."""
+        if title not in self._groups:
+            self._groups[title] = self.add_argument_group(title)
+        return self._groups[title]
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse the arguments. Exits with an error if this parser or its commands do not know one of them.
+
+        Unknown options are the first error: a misspelled one may be the cause of a missing argument.
+        """
+        own_words = args or () if self._subparsers is None else takewhile(lambda word: word.startswith("-"), args or ())
+        for word in own_words:
+            self._check_option(word)
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unexpected arguments: {' '.join(unknown)}")
+        return parsed, unknown
+
+    def _check_option(self, word: str) -> None:
+        """Exit with an error if a word is a long option that the parser does not have."""
+        name = word.partition("=")[0]
+        known = list(self._option_string_actions)
+        if not name.startswith("--") or name == "--" or any(option.startswith(name) for option in known):
+            return
+        self.error(f"there is no option {name}{_suggest(name, known)}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            names = [str(choice) for choice in action.choices]
+            raise argparse.ArgumentError(
+                action, f"there is no {value!r}{_suggest(str(value), names)}; choose from {', '.join(names)}"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2, and print one line instead of the whole usage."""
+        self.exit(2, f"error: {message.removeprefix('argument ')} (see {self.prog} --help)\n")
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
