@@ -52,6 +52,7 @@ _FLAGS = {
 _BUDGET = "fail if the program needs more {}: bytes, or a text such as 512KiB"
 #: Argparse keywords of recipe options.
 _KEYWORDS: dict[str, dict[str, Any]] = {
+    "board": {"metavar": "NAME", "help": "compile for this board; list them with 'arm-recipes boards'"},
     "macs": {"type": int, "metavar": "N", "help": "MACs per cycle of the NPU; default: the recipe's"},
     "system_config": {"metavar": "NAME", "help": "[System_Config] of the Vela .ini; default: the recipe's"},
     "memory_mode": {"metavar": "NAME", "help": "[Memory_Mode] of the Vela .ini; default: the recipe's"},

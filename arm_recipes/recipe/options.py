@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.recipe import precisions
+from arm_recipes.recipe import boards, precisions
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def _is_name(value: Any) -> str | None:
     if not isinstance(value, str):
         return "not a str"
     return None if value.strip() else "empty"
+
+
+def _is_board(value: Any) -> str | None:
+    return None if value is None else boards.find_problem(value)
 
 
 def _is_flags(value: Any) -> str | None:
@@ -214,6 +218,7 @@ _ALGORITHM_NAMES = f"a bool, or a list of names of {', '.join(ALGORITHMS + OPT_I
 OPTIONS: dict[str, Option] = {
     option.name: option
     for option in (
+        Option("board", "ethos-u", "the name of a board", _is_board),
         Option("macs", "ethos-u", "an int that the family has", _is_macs),
         Option("system_config", "ethos-u", "the name of a [System_Config] in the .ini", _is_name),
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
@@ -272,10 +277,11 @@ def allowed(recipe: str) -> list[str]:
 
 
 def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate the options of a recipe and add the defaults.
+    """Validate the options of a recipe, and add those of its board and the defaults.
 
     Raises:
-        ValueError: the recipe has no such option (the message suggests the nearest name), or a value is invalid.
+        ValueError: the recipe has no such option (the message suggests the nearest name), a value is invalid, or the
+            board has another NPU.
     """
     names = allowed(recipe)
     for name, value in given.items():
@@ -285,7 +291,10 @@ def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if problem is not None:
             expects = OPTIONS[name].expects
             raise ValueError(f"{recipe}: {name} must be {expects}; got {_short(value)}: {problem}")
-    return {name: given.get(name, OPTIONS[name].default) for name in names}
+    checked = {name: given.get(name, OPTIONS[name].default) for name in names}
+    if checked.get("board") is None:
+        return checked
+    return boards.add_board_options(f"ethos-{recipe.split('_')[1].lower()}", checked)
 
 
 def _unknown(recipe: str, name: str, names: list[str]) -> str:
