@@ -109,7 +109,7 @@ def _assemble_recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, checked: 
     passes.append(CheckRunnable(checked["require_runnable"]))
     sram, flash = (checked.get(name) and options.parse_bytes(checked[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
-        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
+        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", ""), checked.get("board")))
     delegate_partitioner = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=checked["require_full_delegation"], steps_per_call=checked["steps_per_call"]
     )

@@ -184,6 +184,10 @@ def _make_figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple
             )
             for row in _table_rows(answer["tables"], "tensors")
         ),
+        scratch_bytes=answer["scratch"][0],
+        scratch_memory=configuration.const_memory if configuration.arena_on_second_port else "Sram",
+        constant_bytes=report["readOnlyPeakUsage"],
+        constant_memory=configuration.const_memory,
     )
 
 

@@ -12,8 +12,9 @@ from itertools import chain
 from arm_recipes.firmware.golden import Port
 from arm_recipes.firmware.host_run import Case
 from arm_recipes.firmware.kernels import Kernels
-from arm_recipes.firmware.layout import LAYOUTS, LOADED_BYTES
-from arm_recipes.firmware.pools import CACHE_LINE, Pools
+from arm_recipes.firmware.pools import Pools
+from arm_recipes.runtime.ethosu_payload import CACHE_LINE
+from arm_recipes.runtime.method_layout import LAYOUTS, LOADED_BYTES
 from arm_recipes.runtime.pte_schema import dtype_number
 
 #: Bytes of an array on one line of C.

@@ -10,6 +10,7 @@ from arm_backend_core.events import delegate_record
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
 from arm_recipes._internal.rendering import as_text, format_bytes
+from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.report.layers import DelegateTrace
 from arm_recipes.report.memory import method_memory
 
@@ -17,10 +18,9 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
     from executorch.export import ExportRecipe
 
-    from arm_backend_core.backends.payload import VelaEstimates
     from arm_backend_core.events import Delegate
-    from arm_recipes._internal.rendering import Section
     from arm_recipes.pipeline.artifact import Artifact
+    from arm_recipes.report.ram import Ram
 
 #: Number of tensors that an error names.
 _NAMED = 6
@@ -28,17 +28,19 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class CheckBudgets:
-    """Edge manager pass: check the SRAM of each method and the flash of the delegates.
+    """Edge manager pass: check the SRAM of each delegate and the flash of all. ``check`` checks the emitted program.
 
     Args:
-        sram: SRAM budget in bytes, compared with Vela's estimate; None for no limit.
+        sram: SRAM budget in bytes, for everything that the board must place there; None for no limit.
         flash: flash budget in bytes, for the program and its external data; None for no limit.
         optimise: optimization goal of the compile spec, for the advice in messages.
+        board: name of the board whose budgets these may be, for messages.
     """
 
     sram: int | None
     flash: int | None
     optimise: str = "auto"
+    board: str | None = None
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Check every method.
@@ -54,21 +56,63 @@ class CheckBudgets:
                 stored += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
-                    raise BudgetError(_sram(method, record, record.vela, self.sram, self.optimise))
+                    raise BudgetError(self._sram(method, record, record.vela.sram_bytes))
         self._check_flash(stored, records, "the delegates alone")
         return []
 
     def check(self, result: Artifact) -> None:
-        """Check the size of the emitted program.
+        """Check the RAM and the size of the emitted program.
 
         Raises:
-            BudgetError: it exceeds the flash budget.
+            BudgetError: a budget is exceeded; the message names the parts of the RAM and the largest tensors.
         """
+        ram = result.report.ram
+        if ram is not None and self.exceeds_sram(result):
+            estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
+            method, record = max(estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0)
+            raise BudgetError(self._sram(method, record, ram.sram_bytes, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
+
+    def exceeds_sram(self, result: Artifact) -> bool:
+        """Whether the emitted program needs more SRAM than the budget."""
+        ram = result.report.ram
+        return ram is not None and self.sram is not None and ram.sram_bytes > self.sram
 
     def _check_flash(self, stored: int, records: Sequence[Delegate], what: str) -> None:
         if self.flash is not None and stored > self.flash:
-            raise BudgetError(_flash(stored, self.flash, records, what))
+            excess = f"{stored - self.flash:,} B more than {self._describe(self.flash)}"
+            raise BudgetError(_flash(stored, excess, records, what))
+
+    def _describe(self, budget: int) -> str:
+        return f"the budget of {_bytes(budget)}" + (f" (board {self.board!r})" if self.board is not None else "")
+
+    def _sram(self, method: str, record: Delegate, needed: int, ram: Ram | None = None) -> str:
+        """The message for a program that needs ``needed`` bytes; ``record``: its delegate with the largest scratch."""
+        assert record.vela is not None
+        assert self.sram is not None
+        what = f"the NPU's part of '{method}'" if ram is None else "the program"
+        text = (
+            f"sram_budget: {what} needs {_bytes(needed)} of SRAM with memory mode {record.vela.memory_mode}, "
+            f"{needed - self.sram:,} B more than {self._describe(self.sram)}"
+        )
+        sections = list(ram.sections()) if ram is not None else []
+        used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
+        if used is not None:
+            rows: list[tuple[str, ...]] = [
+                (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
+            ]
+            sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
+        return f"{text}\n{as_text([*sections, ('To reduce SRAM:', self._remedies(has_cpu_part=ram is not None))])}"
+
+    def _remedies(self, *, has_cpu_part: bool) -> list[tuple[str, ...]]:
+        io = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
+        return [
+            *[('optimise="size": Vela cascades layers in stripes, which may take more cycles',)]
+            * (self.optimise == "performance" or (has_cpu_part and self.optimise == "auto")),
+            *[(io,)] * has_cpu_part,
+            ("another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",),
+            ("result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",),
+        ]
 
 
 def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
@@ -77,35 +121,21 @@ def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def _sram(method: str, record: Delegate, vela: VelaEstimates, budget: int, optimise: str) -> str:
-    text = (
-        f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
-        f"{vela.sram_bytes - budget:,} B more than the budget of {_bytes(budget)}"
-    )
-    used = next((use for use in method_memory([DelegateTrace(method, record)]) if use.memory == "Sram"), None)
-    sections: list[Section] = []
-    if used is not None:
-        rows: list[tuple[str, ...]] = [
-            (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
-        ]
-        sections.append(("Live tensors at peak SRAM usage:", rows))
-    sections.append(
-        (
-            "To reduce SRAM:",
-            [
-                *[('optimise="size": Vela cascades layers in stripes, which may take more cycles',)]
-                * (optimise == "performance"),
-                ("another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",),
-                ("result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",),
-            ],
-        )
-    )
-    return f"{text}\n{as_text(sections)}"
+def recipe_for_size(recipe: ExportRecipe, result: Artifact) -> ExportRecipe | None:
+    """The recipe with ``optimise="size"``, if ``optimise="auto"`` exceeds the SRAM budget.
+
+    When a delegate is compiled, only the NPU's part of the RAM is known. None if the recipe cannot run again, because
+    its samples can be read only once or it trains the model.
+    """
+    if not isinstance(recipe, ArmRecipe) or recipe.options.get("qat"):
+        return None
+    runs_again = not isinstance(recipe.options.get("calibration_samples"), Iterator)
+    exceeded = any(budget.optimise == "auto" and budget.exceeds_sram(result) for budget in budget_passes(recipe))
+    return recipe.with_options(optimise="size") if runs_again and exceeded else None
 
 
-def _flash(stored: int, budget: int, records: Sequence[Delegate], what: str) -> str:
-    text = f"flash_budget: {what} take{'s' * (what == 'the program')} {_bytes(stored)}, "
-    text += f"{stored - budget:,} B more than the budget of {_bytes(budget)}"
+def _flash(stored: int, excess: str, records: Sequence[Delegate], what: str) -> str:
+    text = f"flash_budget: {what} take{'s' * (what == 'the program')} {_bytes(stored)}, {excess}"
     largest = sorted((row for record in records for row in _weights(record)), reverse=True)[:_NAMED]
     rows: list[tuple[str, ...]] = [(f"{count:,} B", module, source) for count, module, source in largest]
     advice: list[tuple[str, ...]] = [("4-bit weights (A8W4 recipes), or fewer channels in these layers",)]

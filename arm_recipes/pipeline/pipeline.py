@@ -37,6 +37,7 @@ from arm_recipes.pipeline.methods import check_state, name_state, share_state_in
 from arm_recipes.pipeline.program_io import check_outputs, describe_tensors
 from arm_recipes.pipeline.progress import Progress
 from arm_recipes.report import record
+from arm_recipes.report.ram import measure_ram
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.signature import NAMES_KEY, encode_metadata
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -232,6 +233,10 @@ class Pipeline:
             program_bytes=sum(map(len, pieces_of(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
+            ram=measure_ram(
+                [delegate.vela for method in methods for delegate in method.delegates if delegate.vela is not None],
+                [plan for plan in manager.executorch_program.execution_plan if plan.name in self._methods],
+            ),
         )
         float_programs = {name: of.float_program for name, of in self._methods.items() if of.float_program is not None}
         parts = ExportObjects(self._programs, manager, float_reference(self._programs, float_programs, self._recipe))

@@ -166,7 +166,8 @@ def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Ite
         yield "target", velas[0].accelerator
         yield "cycles", f"{sum(vela.total_cycles for vela in velas):,}"
         yield "inference", f"{1e3 * sum(vela.inference_seconds for vela in velas):.3f} ms"
-        yield "SRAM at most", format_bytes(max(vela.sram_bytes for vela in velas))
+        if report.ram is not None:
+            yield "RAM", format_bytes(report.ram.total_bytes)
         yield "flash", format_bytes(sum(vela.flash_bytes for vela in velas))
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
@@ -178,6 +179,8 @@ def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Ite
 def _body(
     report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
 ) -> Iterator[str]:
+    if report.ram is not None:
+        yield _sections(report.ram.sections())
     if report.layers:
         yield _heading("Cycles by layer", "The 25 costliest layers by Vela's estimate. Memory-bound layers are orange.")
         yield '<div id="costs"></div>'

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Rejection
     from arm_recipes.report.layers import LayerCost
     from arm_recipes.report.memory import MemoryOverTime
+    from arm_recipes.report.ram import Ram
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
 #: Contents of the memory regions of an Ethos-U, by base address number.
@@ -93,6 +94,7 @@ class ExportRecord(Renderable):
         measured: with ``verify``, emulator counts of one execution of each Ethos-U delegate, by its name (and method,
             if there are several).
         cached: whether the program was taken from ``cache_dir``.
+        ram: RAM that a board needs for the program; None without delegates for an Ethos-U.
     """
 
     recipe: str
@@ -102,6 +104,7 @@ class ExportRecord(Renderable):
     notes: tuple[str, ...]
     measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
     cached: bool = False
+    ram: Ram | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -140,6 +143,7 @@ class ExportRecord(Renderable):
             "memory": [to_jsonable(used) for used in self.memory],
             "measured": to_jsonable(dict(self.measured)),
             "cached": self.cached,
+            "ram": self.ram and self.ram.to_dict(),
         }
 
     def sections(self) -> Iterator[Section]:
@@ -147,6 +151,8 @@ class ExportRecord(Renderable):
         rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
+        if self.ram is not None:
+            yield from self.ram.sections()
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)

@@ -17,6 +17,7 @@ _DIGEST = hashlib.sha256().digest_size
 #: Modules with the classes of a report. The unpickler creates no other classes.
 _MODULES = (
     "arm_recipes.report.report",
+    "arm_recipes.report.ram",
     "arm_recipes.report.record",
     "arm_recipes.runtime.tensor_info",
     "arm_recipes.stages.edge.cpu_operators",
