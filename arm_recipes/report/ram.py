@@ -46,10 +46,17 @@ class Ram(Renderable):
     """The RAM that a board needs for a program.
 
     Attributes:
-        parts: the parts, those of the NPU first.
+        npu: parts that the delegates need.
+        cpu: parts that ExecuTorch's runtime needs.
     """
 
-    parts: tuple[RamPart, ...]
+    npu: tuple[RamPart, ...]
+    cpu: tuple[RamPart, ...]
+
+    @property
+    def parts(self) -> tuple[RamPart, ...]:
+        """All parts."""
+        return (*self.npu, *self.cpu)
 
     @property
     def total_bytes(self) -> int:
@@ -115,4 +122,4 @@ def measure_ram(estimates: Sequence[VelaEstimates], plans: Sequence[ExecutionPla
         RamPart("inputs, outputs and CPU tensors", sum(planned.values()) + sum(shared), memory),
         RamPart("runtime", sum(method_allocator_bytes(plan, 32) for plan in plans) + max(lookup, 0), memory),
     )
-    return Ram((*npu, *(part for part in cpu if part.bytes)))
+    return Ram(npu, tuple(part for part in cpu if part.bytes))

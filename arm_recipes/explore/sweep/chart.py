@@ -10,7 +10,8 @@ from arm_recipes.explore.sweep.rows import Row, column_value
 _TITLES = {
     "milliseconds": "time of an inference (ms)",
     "npu_cycles": "cycles of the NPU",
-    "sram_bytes": "SRAM (bytes)",
+    "ram_bytes": "RAM that a board needs (bytes)",
+    "sram_bytes": "SRAM of the NPU (bytes)",
     "dram_bytes": "DRAM (bytes)",
     "flash_bytes": "flash (bytes)",
     "weight_bytes": "encoded weights (bytes)",
@@ -134,6 +135,7 @@ def _hover_text(metric: str, row: Row) -> str:
         f"<b>{row.target}</b>, {row.recipe}",
         f"{row.system_config}, {row.memory_mode}",
         f"{figures.cycles:,} cycles, {figures.milliseconds:.3f} ms",
+        *([] if row.ram_bytes is None else [f"RAM of the board {row.ram_bytes:,} B"]),
         f"SRAM {figures.sram_bytes:,} B{' (exceeds the memory mode)' if figures.sram_exceeded else ''}",
         f"DRAM {figures.dram_bytes:,} B, flash {figures.flash_bytes:,} B",
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.call_counts import multiply_figures
 from arm_backend_core.workers import vela
 from arm_recipes.explore.sweep.rows import Figures
+from arm_recipes.report.ram import npu_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Version of the cached records; increase it when their format changes.
-_CACHE_VERSION = 2
+_CACHE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def _compile_all(
 
 def sum_figures(delegates: Sequence[VelaEstimates]) -> Figures:
     """Sum up delegates that run in sequence: add time and constants; take the maximum of working memory in SRAM."""
+    ram = npu_parts(delegates)
     return Figures(
         cycles=sum(vela.total_cycles for vela in delegates),
         npu_cycles=sum(vela.npu_cycles for vela in delegates),
@@ -125,5 +127,7 @@ def sum_figures(delegates: Sequence[VelaEstimates]) -> Figures:
         dram_bytes=sum(vela.dram_bytes for vela in delegates),
         flash_bytes=sum(vela.flash_bytes for vela in delegates),
         fast_scratch_bytes=max(vela.fast_scratch_bytes for vela in delegates),
+        npu_ram_bytes=sum(part.bytes for part in ram),
+        npu_sram_bytes=sum(part.bytes for part in ram if part.memory == "SRAM"),
         weight_bytes=sum(vela.weight_bytes for vela in delegates),
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+#: Columns without a number if the program could not be run.
+_OPTIONAL = ("accuracy", "ram_bytes")
+
 
 @dataclass(frozen=True)
 class Figures:
@@ -17,6 +20,8 @@ class Figures:
             For several delegates: the maximum for SRAM, which they use in sequence; the sum for the others.
         sram_exceeded: whether the program needs more SRAM than the memory mode allows.
         fast_scratch_bytes: part of the SRAM that the firmware provides as fast scratch.
+        npu_ram_bytes: RAM that the NPU needs: scratch, and the constants if the memory mode places them in RAM;
+            ``npu_sram_bytes``: the part in SRAM.
         weight_bytes: size of the encoded weights.
     """
 
@@ -28,6 +33,8 @@ class Figures:
     dram_bytes: int
     flash_bytes: int
     fast_scratch_bytes: int
+    npu_ram_bytes: int
+    npu_sram_bytes: int
     weight_bytes: int
 
 
@@ -44,6 +51,10 @@ class Row:
         cpu_operators: number of operators outside delegates; the figures do not include their time.
         accuracy: accuracy by the sweep's metric; None if the program could not be run.
         error: error message of a failed configuration.
+        board: board of the configuration; None if it was not given by a board.
+        ram_bytes: RAM that a board needs: the NPU's, and the tensors outside delegates; None if the program could not
+            be run.
+        exceeds_board: whether the program needs more SRAM than the board has.
     """
 
     recipe: str
@@ -55,23 +66,26 @@ class Row:
     cpu_operators: int | None = None
     accuracy: float | None = None
     error: str | None = None
+    board: str | None = None
+    ram_bytes: int | None = None
+    exceeds_board: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Flatten the row and its figures to one dict; missing figures are None."""
         no_figures = dict.fromkeys(field.name for field in fields(Figures))
         figures = no_figures if self.figures is None else asdict(self.figures)
-        leading = ("recipe", "target", "macs", "system_config", "memory_mode")
+        leading = ("recipe", "board", "target", "macs", "system_config", "memory_mode", "ram_bytes", "exceeds_board")
         trailing = ("cpu_operators", "accuracy", "error")
         return {n: getattr(self, n) for n in leading} | figures | {n: getattr(self, n) for n in trailing}
 
 
 def column_value(row: Row, column: str) -> Any:
-    """Return a number of a row with figures; None for an accuracy that was not measured.
+    """Return a number of a row with figures; None for an accuracy or RAM that is not known.
 
     Raises:
         ValueError: there is no such numeric column.
     """
-    numbers = [name for name, cell in row.to_dict().items() if name == "accuracy" or _is_number(cell)]
+    numbers = [name for name, cell in row.to_dict().items() if name in _OPTIONAL or _is_number(cell)]
     if column not in numbers:
         raise ValueError(f"there is no numeric column '{column}'; there are: {', '.join(numbers)}")
     return row.to_dict()[column]
