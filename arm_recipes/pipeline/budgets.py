@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 #: Number of tensors that an error names.
 _NAMED = 6
+_FOR_SIZE = 'optimise="size": Vela cascades layers in stripes, which may take more cycles'
+_INTEGER_IO = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
+_SRAM_REMEDIES = (
+    "another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",
+    "result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,11 @@ class CheckBudgets:
                 stored += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
-                    raise BudgetError(self._sram(method, record, record.vela.sram_bytes))
+                    raise BudgetError(
+                        self._sram(
+                            method, record, record.vela.sram_bytes, [_FOR_SIZE] * (self.optimise == "performance")
+                        )
+                    )
         self._check_flash(stored, records, "the delegates alone")
         return []
 
@@ -70,7 +80,10 @@ class CheckBudgets:
         if ram is not None and self.exceeds_sram(result):
             estimated = [(m.name, d) for m in result.report.methods for d in m.delegates if d.vela is not None]
             method, record = max(estimated, key=lambda found: found[1].vela.sram_bytes if found[1].vela else 0)
-            raise BudgetError(self._sram(method, record, ram.sram_bytes, ram))
+            tensors = (tensor for m in result.report.methods for tensor in (*m.inputs, *m.outputs))
+            hints = [_FOR_SIZE] * (self.optimise != "size")
+            hints += [_INTEGER_IO] * any(tensor.dtype.startswith("float") for tensor in tensors)
+            raise BudgetError(self._sram(method, record, ram.sram_bytes, hints, ram))
         self._check_flash(result.stored_bytes, result.report.delegates, "the program")
 
     def exceeds_sram(self, result: Artifact) -> bool:
@@ -86,7 +99,7 @@ class CheckBudgets:
     def _describe(self, budget: int) -> str:
         return f"the budget of {_bytes(budget)}" + (f" (board {self.board!r})" if self.board is not None else "")
 
-    def _sram(self, method: str, record: Delegate, needed: int, ram: Ram | None = None) -> str:
+    def _sram(self, method: str, record: Delegate, needed: int, hints: Sequence[str], ram: Ram | None = None) -> str:
         """The message for a program that needs ``needed`` bytes; ``record``: its delegate with the largest scratch."""
         assert record.vela is not None
         assert self.sram is not None
@@ -102,17 +115,8 @@ class CheckBudgets:
                 (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
             ]
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
-        return f"{text}\n{as_text([*sections, ('To reduce SRAM:', self._remedies(has_cpu_part=ram is not None))])}"
-
-    def _remedies(self, *, has_cpu_part: bool) -> list[tuple[str, ...]]:
-        io = "quantized_io=True: no float copies of inputs and outputs beside their int8 ones"
-        return [
-            *[('optimise="size": Vela cascades layers in stripes, which may take more cycles',)]
-            * (self.optimise == "performance" or (has_cpu_part and self.optimise == "auto")),
-            *[(io,)] * has_cpu_part,
-            ("another memory_mode, if the system has DRAM; smaller inputs, or fewer channels in these layers",),
-            ("result.advice(), exported without sram_budget, compiles alternatives and shows their SRAM",),
-        ]
+        remedies = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
+        return f"{text}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
 
 
 def budget_passes(recipe: ExportRecipe) -> Iterator[CheckBudgets]:

@@ -190,6 +190,10 @@ def test_sram_that_is_just_enough() -> None:
     with pytest.raises(BudgetError) as error:
         _export(Small(), images(), U55, sram_budget=with_less.ram.sram_bytes - 1)
     assert "optimise=" not in str(error.value)
+    assert "quantized_io=True" in str(error.value)
+    with pytest.raises(BudgetError, match="sram_budget: the program needs") as error:
+        _export(Small(), images(), U55, sram_budget=with_less.ram.npu[0].bytes, quantized_io=True)
+    assert "quantized_io=True" not in str(error.value)
 
 
 def test_the_budgets_of_a_board_name_it() -> None:
