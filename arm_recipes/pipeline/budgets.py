@@ -115,7 +115,7 @@ class CheckBudgets:
                 (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
             ]
             sections.append(("Live tensors of the NPU at peak SRAM usage:", rows))
-        remedies = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
+        remedies: list[tuple[str, ...]] = [(remedy,) for remedy in (*hints, *_SRAM_REMEDIES)]
         return f"{text}\n{as_text([*sections, ('To reduce SRAM:', remedies)])}"
 
 
